@@ -1,0 +1,1 @@
+"""The lane: who proposes, what may be touched, what is kept, what is shown."""

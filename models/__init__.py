@@ -1,0 +1,1 @@
+"""What is proved: one directory a model."""
