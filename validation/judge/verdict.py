@@ -78,7 +78,6 @@ class WorkloadResult(Frozen):
     trials: int
     distributions: tuple[str, ...]
     errors: tuple[TensorError, ...]
-    performance: Cell
 
 
 class Verdict(Frozen):
@@ -97,6 +96,7 @@ class Verdict(Frozen):
     checks: tuple[CheckResult, ...]
     workloads: tuple[WorkloadResult, ...] = ()
     audits: tuple[KernelAudit, ...] = ()
+    cells: dict[str, Cell] = Field(default_factory=dict, description="hardware/workload -> what is known of its time")
     executor: str = Field(description="interpreter or gpu, with the device")
     sandbox: str = Field(description="what confined the candidate's code")
     toolchain: dict[str, str] = Field(default_factory=dict)

@@ -1,0 +1,40 @@
+"""Digests of the judge's own sources: what a verdict was made by."""
+
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path, PurePosixPath
+
+from .records import digest_files
+
+# What decides a verdict, relative to `validation/`. Contracts have digests of their own.
+JUDGE_ROOMS = ("claims", "judge", "numerics", "performance", "sandbox", "timing")
+JUDGE_FILES = ("digests.py", "errors.py", "records.py", "tensors.py", "contracts/base.py")
+
+
+def is_judge_source(path: str) -> bool:
+    """Whether a POSIX path, relative to `validation/`, is part of the judge."""
+    pure = PurePosixPath(path)
+    if path in JUDGE_FILES:
+        return True
+    return len(pure.parts) > 1 and pure.parts[0] in JUDGE_ROOMS and pure.suffix in (".py", ".toml")
+
+
+def judge_digest(files: Mapping[str, bytes]) -> str:
+    """Digest of the judge from a mapping of paths (relative to `validation/`) to contents, from disk or from git."""
+    return digest_files({path: data for path, data in files.items() if is_judge_source(path)})
+
+
+def package_files() -> dict[str, bytes]:
+    """Every source and data file of the installed `validation` package, by POSIX path relative to it."""
+    root = Path(__file__).parent
+    return {
+        path.relative_to(root).as_posix(): path.read_bytes()
+        for path in root.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+
+
+@cache
+def installed_judge_digest() -> str:
+    """Digest of the judge that is running."""
+    return judge_digest(package_files())

@@ -1,0 +1,162 @@
+"""The judge's device memory: every buffer of one trial in one arena, with guard bands, poison and a write-set.
+
+The arena is a memfd that the executor maps. The judge keeps a private copy of what it put there; afterwards every byte
+that changed must lie inside the write-set (logical elements of outputs and states, scratch). Gaps between strided pages,
+guard bands, inputs and static tensors are outside it, so an overrun, an in-place edit of an input and a dense page
+stride are all the same finding, told apart by where the byte lies.
+"""
+
+import mmap
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from ..contracts.base import TensorRole, TensorSpec
+from ..tensors import torch_dtype
+from .pack import ScratchBuffer
+
+ALIGNMENT = 256  # as cudaMalloc gives; offsets inside a buffer keep what the plan claims
+GUARD_BYTES = 4096
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where one buffer lies in the arena (bytes) and whether the executor may write to it."""
+
+    offset: int
+    size: int
+    writable: bool
+
+
+@dataclass(frozen=True)
+class StrayWrite:
+    """Bytes that changed outside the write-set, in one region."""
+
+    region: str
+    where: str
+    count: int
+    first_byte: int
+
+
+class Arena:
+    """Buffers of one trial. Create, `put` tensors, hand `fd` and `table()` to an executor, then read back.
+
+    `generator` (numpy, seeded from the judge's secret) places buffers in random order at random multiples of 256 bytes
+    and fills guards, gaps and scratch with noise.
+    """
+
+    def __init__(
+        self,
+        specs: tuple[TensorSpec, ...],
+        scratch: Mapping[str, ScratchBuffer],
+        prepared: Mapping[str, ScratchBuffer],
+        generator: np.random.Generator,
+    ) -> None:
+        self.specs = {spec.name: spec for spec in specs}
+        sizes = {spec.name: (spec.storage_elements * spec.dtype.bytes, _writable(spec)) for spec in specs}
+        for name, buffer in scratch.items():
+            sizes[name] = (int(np.prod(buffer.shape)) * buffer.dtype.bytes, True)
+        for name, buffer in prepared.items():
+            sizes[name] = (int(np.prod(buffer.shape)) * buffer.dtype.bytes, False)
+        self._scratch = frozenset(scratch)
+        self.slots: dict[str, Slot] = {}
+        offset = GUARD_BYTES
+        for name in generator.permutation(sorted(sizes)):
+            size, writable = sizes[str(name)]
+            self.slots[str(name)] = Slot(offset, size, writable)
+            gap = GUARD_BYTES + int(generator.integers(0, 16)) * ALIGNMENT
+            offset = -(-(offset + size + gap) // ALIGNMENT) * ALIGNMENT
+        self.size = offset + GUARD_BYTES
+        self.fd = os.memfd_create("fasttrack-arena", os.MFD_CLOEXEC)
+        os.ftruncate(self.fd, self.size)
+        self._map = mmap.mmap(self.fd, self.size)
+        self._bytes = np.frombuffer(self._map, np.uint8)
+        self._bytes[:] = np.frombuffer(generator.bytes(self.size), np.uint8)
+        self._before: np.ndarray | None = None
+
+    def view(self, name: str) -> torch.Tensor:
+        """The tensor `name` as laid out in the arena (strided view of live memory)."""
+        spec, slot = self.specs[name], self.slots[name]
+        storage = torch.frombuffer(self._map, dtype=torch.uint8, count=self.size)
+        flat = storage[slot.offset : slot.offset + slot.size].view(torch_dtype(spec.dtype))
+        return flat.as_strided(spec.shape, spec.strides)
+
+    def put(self, name: str, value: torch.Tensor) -> None:
+        """Copies a logical tensor into its strided place; gaps keep their noise."""
+        if 0 not in self.specs[name].shape:
+            self.view(name).copy_(value)
+
+    def put_bytes(self, name: str, data: bytes) -> None:
+        """Fills a prepared buffer. Raises ValueError when the size differs from what was declared."""
+        slot = self.slots[name]
+        if len(data) != slot.size:
+            raise ValueError(f"prepared buffer {name} has {len(data)} bytes, {slot.size} were declared")
+        self._bytes[slot.offset : slot.offset + slot.size] = np.frombuffer(data, np.uint8)
+
+    def seal(self) -> None:
+        """Remembers the contents that the executor starts from."""
+        self._before = self._bytes.copy()
+
+    def table(self) -> dict[str, dict[str, int | bool]]:
+        """Buffer table for the executor: offset and size in bytes, and whether it may be written."""
+        return {n: {"offset": s.offset, "bytes": s.size, "writable": s.writable} for n, s in self.slots.items()}
+
+    def take(self, name: str) -> torch.Tensor:
+        """A contiguous private copy of a tensor as the executor left it."""
+        return self.view(name).clone(memory_format=torch.contiguous_format)
+
+    def initial(self, name: str) -> torch.Tensor:
+        """A contiguous private copy of a tensor as it was sealed (for outputs: the poison)."""
+        spec, slot = self.specs[name], self.slots[name]
+        flat = torch.from_numpy(self._before[slot.offset : slot.offset + slot.size]).view(torch_dtype(spec.dtype))
+        return flat.as_strided(spec.shape, spec.strides).clone(memory_format=torch.contiguous_format)
+
+    def stray_writes(self) -> tuple[StrayWrite, ...]:
+        """Every region outside the write-set in which bytes changed since `seal`."""
+        changed = self._before != self._bytes
+        found = []
+        for name, slot in self.slots.items():
+            inside = changed[slot.offset : slot.offset + slot.size]
+            if not inside.any() or name in self._scratch:
+                changed[slot.offset : slot.offset + slot.size] = False
+                continue
+            spec = self.specs.get(name)
+            if spec is not None and slot.writable:
+                stray = inside & ~self._logical_bytes(spec)
+                where = "the gap between its pages (strides larger than the dense ones)"
+            else:
+                stray, where = inside.copy(), "it is read-only"
+            if stray.any():
+                found.append(StrayWrite(name, where, int(stray.sum()), int(np.argmax(stray))))
+            changed[slot.offset : slot.offset + slot.size] = False
+        if changed.any():
+            first = int(np.argmax(changed))
+            found.append(StrayWrite("guard band", self._nearest(first), int(changed.sum()), first))
+        return tuple(found)
+
+    def close(self) -> None:
+        """Gives the memory back; the mapping goes with the last view of it."""
+        self._bytes = self._before = self._map = None
+        os.close(self.fd)
+
+    def _logical_bytes(self, spec: TensorSpec) -> np.ndarray:
+        mask = np.zeros(spec.storage_elements, bool)
+        np.lib.stride_tricks.as_strided(mask, spec.shape, spec.strides)[...] = True
+        return np.repeat(mask, spec.dtype.bytes)
+
+    def _nearest(self, offset: int) -> str:
+        name, slot = min(self.slots.items(), key=lambda item: _distance(item[1], offset))
+        if offset < slot.offset:
+            return f"{slot.offset - offset} bytes before the start of {name}"
+        return f"{offset - slot.offset - slot.size} bytes after the end of {name}"
+
+
+def _writable(spec: TensorSpec) -> bool:
+    return spec.role in (TensorRole.STATE, TensorRole.OUTPUT)
+
+
+def _distance(slot: Slot, offset: int) -> int:
+    return max(slot.offset - offset, offset - slot.offset - slot.size, 0)

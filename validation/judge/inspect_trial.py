@@ -1,0 +1,154 @@
+"""What one trial shows: pure functions from a finished trial (and its oracle) to findings.
+
+A finding names what is wrong, where, and by how much. It carries the check of the judging rules that caught it and a
+stable reason id; the order of `findings` is the order in which causes should be named (a kernel that never ran has
+wrong numbers too, but that is not what is wrong with it).
+"""
+
+from collections.abc import Mapping
+
+import torch
+
+from ..contracts.base import OpContract, TensorRole
+from ..numerics.calibrate import Holding, hold
+from ..records import Frozen
+from .trials import Trial
+
+EXECUTION_REASONS = {
+    "violation": "execution.out_of_bounds",
+    "unsupported": "execution.unsupported",
+    "error": "execution.error",
+    "timeout": "execution.timeout",
+    "killed": "execution.crash",
+    "out_of_memory": "execution.out_of_memory",
+    "output_limit": "execution.output_limit",
+}
+
+
+class Finding(Frozen):
+    """One thing that is wrong with a candidate."""
+
+    check: str
+    reason: str
+    message: str
+    figures: dict[str, float | int | str] = {}
+
+
+def execution_finding(trial: Trial) -> Finding | None:
+    """A launch that did not finish, or touched memory that it does not own."""
+    if trial.status == "ok":
+        return None
+    check = "C4" if trial.status == "violation" else "execution"
+    reason = EXECUTION_REASONS.get(trial.status, "execution.error")
+    return Finding(check=check, reason=reason, message=trial.message or trial.status)
+
+
+def stray_findings(trial: Trial, contract: OpContract) -> list[Finding]:
+    """Bytes changed outside the write-set: guard bands, page gaps, inputs and weights."""
+    roles = {spec.name: spec.role for spec in contract.tensors(trial.spec.workload)}
+    found = []
+    for stray in trial.stray:
+        role = roles.get(stray.region)
+        if role in (TensorRole.INPUT, TensorRole.STATIC):
+            check, reason, what = "C5", "input.modified", f"{role} tensor {stray.region} was modified"
+        elif stray.region == "guard band":
+            check, reason, what = "C4", "guard.overrun", f"wrote {stray.where}"
+        elif role is None:
+            check, reason, what = "C4", "guard.overrun", f"prepared buffer {stray.region} was modified"
+        else:
+            check, reason, what = "C4", "gap.written", f"wrote into {stray.where} of {stray.region}"
+        message = f"{what}: {stray.count} bytes, the first at byte {stray.first_byte}"
+        found.append(Finding(check=check, reason=reason, message=message, figures={"bytes": stray.count}))
+    return found
+
+
+def poison_findings(trial: Trial, contract: OpContract) -> list[Finding]:
+    """Output elements that still hold what the judge put there before the launch."""
+    found = []
+    for name, poison in trial.poison.items():
+        produced = trial.produced[name]
+        left = _same_bits(produced, poison)
+        # A plausible poison value may be hit by chance; one whole row may not.
+        rows = left.reshape(left.shape[0], -1).float().mean(1) if left.numel() else torch.zeros(0)
+        skipped = (rows > 0.05).nonzero().flatten().tolist()
+        if skipped:
+            share = rows[skipped].mean().item()
+            last = "the last row" if skipped == [left.shape[0] - 1] else f"rows {_listing(skipped)}"
+            found.append(Finding(
+                check="C4", reason="poison.left",
+                message=f"{name}: {share:.0%} of {last} of {left.shape[0]} was never written (poison left in place)",
+                figures={"rows": len(skipped), "elements": int(left.sum())},
+            ))  # fmt: skip
+    return found
+
+
+def foreign_page_findings(trial: Trial, contract: OpContract) -> list[Finding]:
+    """State pages that changed although no live row owns them: the null page, padding, another request's slot."""
+    found = []
+    for spec in contract.tensors(trial.spec.workload):
+        if spec.role is not TensorRole.STATE:
+            continue
+        changed = ~_same_bits(trial.produced[spec.name], trial.inputs[spec.name])
+        pages = changed.reshape(changed.shape[0], -1).sum(1)
+        for page in pages.nonzero().flatten().tolist():
+            if contract.row_of(spec.name, (page,) + (0,) * (len(spec.shape) - 1), trial.inputs) is None:
+                which = "the null page (slot 0)" if page == 0 else f"page {page}, which no live row owns,"
+                found.append(Finding(
+                    check="C4", reason="state.foreign_page",
+                    message=f"{spec.name}: {which} was written: {int(pages[page])} elements changed",
+                    figures={"page": page, "elements": int(pages[page])},
+                ))  # fmt: skip
+    return found
+
+
+def numeric_holdings(trial: Trial, contract: OpContract, oracle: Mapping, plain: Mapping) -> list[Holding]:
+    """Every produced tensor held against the oracle, by the contract's comparison."""
+    return [
+        hold(comparison, trial.produced[comparison.tensor], plain[comparison.tensor], oracle[comparison.tensor])
+        for comparison in contract.comparisons
+    ]
+
+
+def difference_findings(first: Trial, second: Trial, contract: OpContract, *, skip_row: int | None) -> list[Finding]:
+    """Bits that differ between two trials that must agree.
+
+    `skip_row` None: the same inputs at other addresses, with other poison, scratch and program order (determinism).
+    Otherwise the second trial redrew what that row alone reads, and every other row must not have noticed.
+    """
+    found = []
+    for name in contract.produced:
+        # Both NaN with other payloads is still a difference: the poison of the two trials differs on purpose.
+        a, b = first.produced[name], second.produced[name]
+        same = _same_bits(a, b)
+        if skip_row is not None:
+            keep = [
+                index
+                for index in range(a.shape[0])
+                if contract.row_of(name, (index,) + (0,) * (a.dim() - 1), first.inputs) != skip_row
+            ]
+            a, b, same = a[keep], b[keep], same[keep]
+        if bool(same.all()):
+            continue
+        count = int((~same).sum())
+        largest = float((a.double() - b.double()).abs().nan_to_num(nan=float("inf")).max())
+        what = (
+            f"changing only row {skip_row} changed other rows of {name}"
+            if skip_row is not None
+            else f"{name} depends on buffer addresses, scratch contents, earlier output contents or program order"
+        )
+        reason = "neighbour.dependence" if skip_row is not None else "determinism.not_reproducible"
+        found.append(Finding(
+            check="C14", reason=reason, message=f"{what}: {count} of {same.numel()} values differ, by up to {largest:.3g}",
+            figures={"values": count, "largest": min(largest, 1e300)},
+        ))  # fmt: skip
+    return found
+
+
+def _same_bits(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Elementwise bit equality of two tensors of one dtype (NaN equals itself, +0 differs from -0)."""
+    kind = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[a.element_size()]
+    return a.contiguous().view(kind) == b.to(a.dtype).contiguous().view(kind)
+
+
+def _listing(rows: list[int]) -> str:
+    return ", ".join(map(str, rows[:8])) + (f" and {len(rows) - 8} more" if len(rows) > 8 else "")

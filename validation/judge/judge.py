@@ -1,0 +1,233 @@
+"""One candidate in, one verdict out.
+
+Stages, each a barrier: the sources are reduced to their allow-listed kernels; the launch plan is recorded in a sandbox
+for declared and unseen workloads; the plan is validated; every kernel is compiled for every target and its machine code
+read; then trials run on fresh judge-owned memory, drawn after the plan was fixed, and are held against the oracle,
+which is computed here, where no candidate code has ever run. `screen` is a full set of checks at small true-shape
+workloads; `confirm` repeats it at named workloads with new seeds and unseen layouts.
+"""
+
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import torch
+
+from ..contracts import ModelContract, contract_digest
+from ..contracts.base import OpContract, TensorRole, Workload
+from ..digests import installed_judge_digest
+from ..errors import UserError
+from ..sandbox import JobStatus, Limits, Profile, Sandbox
+from . import inspect_trial, stages
+from .candidate import Candidate
+from .diagnose import diagnose
+from .executor import Interpreter
+from .pack import KernelPack
+from .ruling import Ruling
+from .sanity import check_task
+from .trials import NOT_A_NUMBER, PLAUSIBLE, Trial, TrialSpec, run_trial
+from .verdict import CheckResult, Verdict
+
+# Row counts of the screening workloads: one skinny and one small batch; confirmation covers every bucket.
+SCREEN_ROWS = (1, 4)
+INTERPRETER_LIMITS = Limits(wall_seconds=240, memory_bytes=8 << 30)
+
+
+class Judge:
+    """Rules on candidates of one model. Use as a context manager: it owns two sandboxes.
+
+    Without a GPU the executor is the interpreter and performance cells say so. `unsafe_no_sandbox` runs candidate code
+    unconfined; it is written into every verdict, and no gate accepts such a verdict.
+    """
+
+    def __init__(self, model: ModelContract, *, unsafe_no_sandbox: bool = False, concurrency: int = 2) -> None:
+        self.model = model
+        self._unsafe = unsafe_no_sandbox
+        self._concurrency = concurrency
+        self._sane: dict[str, CheckResult] = {}
+        self._recorder = self._interpreter = None
+
+    def __enter__(self) -> "Judge":
+        torch.set_num_threads(1)
+        self._recorder = Sandbox(
+            Profile.RECORDER, preload=("torch", "triton", "fasttrack_validation.judge.recorder.job"),
+            concurrency=self._concurrency, unsafe=self._unsafe,
+        )  # fmt: skip
+        self._interpreter = Sandbox(
+            Profile.INTERPRETER, preload=("triton", "fasttrack_validation.judge.interpreter.job"),
+            environ={"TRITON_INTERPRET": "1"}, concurrency=self._concurrency, unsafe=self._unsafe,
+        )  # fmt: skip
+        self._recorder.__enter__()
+        self._interpreter.__enter__()
+        return self
+
+    def __exit__(self, *error) -> None:
+        for sandbox in (self._recorder, self._interpreter):
+            if sandbox is not None:
+                sandbox.close()
+
+    @property
+    def sandbox(self) -> str:
+        """What confines candidate code, for evidence."""
+        return self._recorder.description
+
+    def screen(self, candidate: Candidate) -> Verdict:
+        """Every check at small true-shape workloads of each TP, and a modelled time for every declared workload."""
+        contract = self._contract(candidate.op)
+        declared = contract.workloads()
+        small = tuple(w for w in declared if w.axes["rows"] in SCREEN_ROWS)
+        return self._judge(candidate, contract, small, modelled=declared, every_distribution=True)
+
+    def confirm(self, candidate: Candidate, workloads: Sequence[str]) -> Verdict:
+        """The checks again at the named declared workloads, with fresh seeds and unseen layouts of each bucket."""
+        contract = self._contract(candidate.op)
+        declared = {w.name: w for w in contract.workloads()}
+        missing = [name for name in workloads if name not in declared]
+        if missing:
+            raise UserError(f"unknown workload {missing[0]!r} of {candidate.op}", f"known: {', '.join(declared)}")
+        chosen = tuple(declared[name] for name in workloads)
+        return self._judge(candidate, contract, chosen, modelled=chosen, every_distribution=False)
+
+    def _contract(self, op: str) -> OpContract:
+        return self.model.op(op)
+
+    def _judge(
+        self, candidate: Candidate, contract: OpContract, workloads: tuple[Workload, ...],
+        *, modelled: tuple[Workload, ...], every_distribution: bool,
+    ) -> Verdict:  # fmt: skip
+        ruling = Ruling(
+            model=self.model.name, op=candidate.op, candidate=candidate,
+            contract_digest=contract_digest(self.model.name, candidate.op), judge_digest=installed_judge_digest(),
+            sandbox=self.sandbox, unsafe=self._unsafe,
+        )  # fmt: skip
+        with _timed(ruling, "sanity"):
+            ruling.add(self._check_sanity(contract))
+        # Unseen layouts are drawn before recording only because a plan is recorded per layout; the recorder shows
+        # nothing of them to anyone, and values are drawn afterwards.
+        unseen = tuple(contract.vary(w, secrets.randbits(62)) for w in workloads)
+        everything = {w.name: w for w in (*modelled, *workloads, *unseen)}
+        with _timed(ruling, "record"):
+            source = stages.extract_source(candidate, ruling)
+            packs = source and stages.record(self._recorder, candidate, contract, tuple(everything.values()), ruling)
+            packs = packs and stages.validate_plans(packs, contract, everything, source, ruling)
+        if packs:
+            with _timed(ruling, "compile"):
+                compiled = stages.compile_and_audit(self._recorder, source, packs, ruling)
+            if compiled:
+                with _timed(ruling, "trials"):
+                    trials = self._trials(candidate, contract, source, packs, workloads, unseen, every_distribution, ruling)
+                ruling.model_times(contract, packs, trials, modelled, compiled)
+        return ruling.verdict()
+
+    def _check_sanity(self, contract: OpContract) -> CheckResult:
+        if contract.op not in self._sane:
+            workload = next(w for w in contract.workloads() if w.axes["rows"] >= 4)
+            self._sane[contract.op] = check_task(contract, workload, secrets.randbits(62))
+        return self._sane[contract.op]
+
+    def _trials(self, candidate, contract, source, packs, workloads, unseen, every_distribution, ruling) -> list[Trial]:
+        """Runs trial groups until one shows a fault; later groups cannot change the verdict."""
+        executor = Interpreter(self._interpreter, source, INTERPRETER_LIMITS)
+        ruling.executor = executor.description
+        groups = list(_plan_trials(contract, workloads, unseen, every_distribution))
+        done: list[Trial] = []
+
+        def run(group: tuple[TrialSpec, ...]) -> list[Trial]:
+            trials = []
+            for spec in group:
+                pack = packs[spec.workload.name]
+                prepared = self._prepare(candidate, contract, pack, spec)
+                trials.append(run_trial(contract, spec, pack, prepared, executor))
+            return trials
+
+        with ThreadPoolExecutor(self._concurrency) as pool:
+            for start in range(0, len(groups), self._concurrency):
+                for trials in pool.map(run, groups[start : start + self._concurrency]):
+                    done += trials
+                    _inspect(contract, trials, ruling)
+                if ruling.rejected:
+                    break
+        ruling.settle_trials(contract, complete=not ruling.rejected)
+        return done
+
+    def _prepare(self, candidate: Candidate, contract: OpContract, pack: KernelPack, spec: TrialSpec) -> dict[str, bytes]:
+        """Runs the candidate's `prepare` apart, on this trial's static tensors alone."""
+        if not pack.prepared:
+            return {}
+        inputs = contract.make_inputs(spec.workload, spec.distribution, spec.seed)
+        static = {s.name: inputs[s.name] for s in contract.tensors(spec.workload) if s.role is TensorRole.STATIC}
+        return stages.prepare(self._recorder, candidate, contract, spec.workload, static, pack)
+
+
+def _plan_trials(contract, workloads, unseen, every_distribution) -> Iterator[tuple[TrialSpec, ...]]:
+    """Groups of trials; the trials of a group share inputs and are compared with each other bit for bit."""
+    first, *rest = contract.distributions
+    for workload in workloads:
+        yield _group(contract, workload, first)
+    for index, workload in enumerate(unseen):
+        names = contract.distributions if every_distribution and index % len(SCREEN_ROWS) else (
+            # At confirmation and on the skinny workload: one that the system's random source picks.
+            secrets.choice(tuple(contract.distributions)),
+        )
+        for name in names:
+            yield (_spec(workload, name),)
+
+
+def _group(contract: OpContract, workload: Workload, distribution: str) -> tuple[TrialSpec, ...]:
+    base = _spec(workload, distribution)
+    # Same inputs; other addresses, poison, scratch and program order.
+    moved = TrialSpec(
+        workload, distribution, base.seed, secrets.randbits(62), poison=PLAUSIBLE,
+        order=f"shuffled:{secrets.randbits(31)}" if workload.axes["rows"] > 1 else "descending",
+    )  # fmt: skip
+    rows = workload.axes["rows"]
+    if rows < 2:
+        return base, moved
+    other = TrialSpec(workload, distribution, base.seed, base.layout_seed, perturbed_row=secrets.randbelow(rows))
+    return base, moved, other
+
+
+def _spec(workload: Workload, distribution: str) -> TrialSpec:
+    return TrialSpec(workload, distribution, secrets.randbits(62), secrets.randbits(62), poison=NOT_A_NUMBER)
+
+
+def _inspect(contract: OpContract, trials: list[Trial], ruling: Ruling) -> None:
+    """Turns a finished group into findings and error figures."""
+    base = trials[0]
+    for trial in trials:
+        finding = inspect_trial.execution_finding(trial)
+        if finding:
+            ruling.fail(finding, trial)
+            return
+        for finding in (
+            *inspect_trial.stray_findings(trial, contract),
+            *inspect_trial.foreign_page_findings(trial, contract),
+            *inspect_trial.poison_findings(trial, contract),
+        ):
+            oracle = contract.oracle(trial.inputs, trial.spec.workload)
+            cause = diagnose(trial, contract, oracle, contract.produced[-1])
+            ruling.fail(finding, trial, cause)
+    if not ruling.rejected:
+        for other in trials[1:]:
+            row = other.spec.perturbed_row
+            for finding in inspect_trial.difference_findings(base, other, contract, skip_row=row):
+                ruling.fail(finding, other)
+        for trial in trials:
+            if trial is base or trial.spec.perturbed_row is not None:
+                oracle = contract.oracle(trial.inputs, trial.spec.workload)
+                plain = contract.plain(trial.inputs, trial.spec.workload)
+                holdings = inspect_trial.numeric_holdings(trial, contract, oracle, plain)
+                ruling.hold(trial, holdings, lambda name, t=trial, o=oracle: diagnose(t, contract, o, name))
+
+
+@contextmanager
+def _timed(ruling: Ruling, stage: str) -> Iterator[None]:
+    start = time.monotonic()
+    try:
+        yield
+    finally:
+        ruling.seconds[stage] = round(ruling.seconds.get(stage, 0.0) + time.monotonic() - start, 3)
+
+

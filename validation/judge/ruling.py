@@ -1,0 +1,223 @@
+"""From stage results and trial findings to a verdict: the judge's bookkeeping, with no I/O of its own."""
+
+from collections.abc import Callable, Iterable, Mapping
+
+from ..claims.cells import NotMeasured
+from ..contracts.base import OpContract, TensorRole, Workload
+from ..numerics.calibrate import Holding
+from ..performance.hardware import profiles
+from ..records import sha256
+from ..timing.model import LaunchShape, model_plan
+from .candidate import Candidate
+from .inspect_trial import Finding
+from .pack import KernelPack
+from .trials import Trial
+from .verdict import CheckResult, KernelAudit, Outcome, TensorError, Verdict, WorkloadResult, rule
+
+TITLES = {
+    "record": "The launch plan was recorded, for declared and unseen workloads",
+    "plan": "The launch plan is in order",
+    "compile": "Every kernel compiles for sm_90 and sm_103",
+    "execution": "Every launch ran to its end",
+    "numerics": "Results agree with the float64 oracle at declared workloads",
+    "C1": "Oracle, seeds and expected values live where candidate code cannot reach",
+    "C2": "Fresh inputs, drawn after the plan was fixed, at fresh addresses",
+    "C4": "Poison replaced, guard bands and page gaps intact, no foreign state page touched",
+    "C5": "Inputs and weights unchanged",
+    "C9": "Outputs complete and finite where the oracle is",
+    "C11": "Several value distributions",
+    "C12": "Task sanity",
+    "C13": "Unseen shapes, strides and layouts",
+    "C14": "Bit-equal at other addresses and program orders; rows independent of their neighbours",
+}
+TRIAL_CHECKS = ("execution", "C2", "C4", "C5", "C9", "C14", "numerics", "C11", "C13")
+REQUIRED = ("C12", "C1", "record", "plan", "compile", *TRIAL_CHECKS)
+NO_GPU = "the judge ran without a GPU: kernels were interpreted, not timed"
+
+
+class Ruling:
+    """Collects what the stages found about one candidate and rules at the end."""
+
+    def __init__(
+        self, *, model: str, op: str, candidate: Candidate, contract_digest: str, judge_digest: str, sandbox: str,
+        unsafe: bool,
+    ) -> None:  # fmt: skip
+        self._facts = dict(
+            model=model, op=op, candidate_digest=candidate.digest(), config=candidate.config,
+            contract_digest=contract_digest, judge_digest=judge_digest, sandbox=sandbox,
+        )  # fmt: skip
+        self.executor = "none"
+        self.seconds: dict[str, float] = {}
+        self.toolchain: dict[str, str] = {}
+        self.audits: tuple[KernelAudit, ...] = ()
+        self._checks: dict[str, CheckResult] = {}
+        self._workloads: dict[str, Workload] = {}
+        self._launches: dict[str, int] = {}
+        self._trials: dict[str, list[Trial]] = {}
+        self._errors: dict[str, dict[str, TensorError]] = {}
+        self._cells: dict[str, NotMeasured] = {}
+        self._input_digests: list[str] = []
+        if unsafe:
+            message = "run with --unsafe-no-sandbox: candidate code shared this machine with the judge unconfined"
+            self.add(_result("C1", Outcome.NOT_RUN, "sandbox.unsafe", message))
+        else:
+            self.add(_result("C1", Outcome.PASS))
+
+    @property
+    def rejected(self) -> bool:
+        """Whether some check has failed: nothing found later can change the status."""
+        return any(check.outcome is Outcome.FAIL for check in self._checks.values())
+
+    def add(self, check: CheckResult) -> None:
+        """Records a check; the first failure of a check is the one that is kept."""
+        known = self._checks.get(check.check)
+        if known is None or known.outcome is Outcome.PASS:
+            self._checks[check.check] = check
+
+    def fail(self, finding: Finding, trial: Trial | None = None, cause: str | None = None) -> None:
+        """Records a finding, with where it was seen and, where a known mistake explains it, its cause."""
+        message = finding.message + (f"; explained by: {cause}" if cause else "")
+        if trial is not None:
+            message += f" [{_where(trial)}]"
+        self.add(CheckResult(
+            check=finding.check, title=TITLES[finding.check], outcome=Outcome.FAIL, reason=finding.reason,
+            message=message, figures=finding.figures,
+        ))  # fmt: skip
+
+    def pass_stage(self, check: str, message: str = "", figures: Mapping[str, float | int | str] | None = None) -> None:
+        """Records that a stage went through."""
+        self.add(_result(check, Outcome.PASS, None, message, figures))
+
+    def planned(self, workloads: Iterable[Workload], packs: Mapping[str, KernelPack]) -> None:
+        """Remembers which workloads have a valid plan."""
+        self._workloads.update({w.name: w for w in workloads})
+        self._launches.update({name: len(pack.launches) for name, pack in packs.items()})
+
+    def hold(self, trial: Trial, holdings: list[Holding], cause: Callable[[str], str | None]) -> None:
+        """Records how one trial's tensors compare with the oracle."""
+        name = trial.spec.workload.name
+        for holding in holdings:
+            self._keep_error(name, holding.error)
+            if holding.passed:
+                continue
+            check = "C9" if holding.reason == "outputs.not_finite" else self._numeric_check(trial)
+            explained = cause(holding.error.tensor)
+            finding = Finding(check=check, reason=holding.reason, message=holding.message, figures=holding.figures)
+            self.fail(finding, trial, explained)
+
+    def settle_trials(self, contract: OpContract, trials: list[Trial], *, complete: bool) -> None:
+        """Closes the trial stage: what did not fail has passed if every planned trial ran."""
+        for trial in trials:
+            self._trials.setdefault(trial.spec.workload.name, []).append(trial)
+        self._check_freshness(contract, trials)
+        distributions = {trial.spec.distribution for trial in trials}
+        figures = {
+            "C11": {"distributions": len(distributions)},
+            "C13": {"workloads": len({t.spec.workload.name for t in trials if t.spec.workload.held_out})},
+        }
+        for check in TRIAL_CHECKS:
+            outcome = Outcome.PASS if complete else Outcome.NOT_RUN
+            message = "" if complete else "an earlier check failed; not every trial ran"
+            if check not in self._checks:
+                self.add(_result(check, outcome, None if complete else f"{check}.not_run", message, figures.get(check)))
+
+    def model_times(
+        self, packs: Mapping[str, KernelPack], trials: list[Trial], modelled: Iterable[Workload],
+        audits: Mapping[tuple[str, str], KernelAudit],
+    ) -> None:  # fmt: skip
+        """Puts "not measured" beside a modelled estimate into the cell of every declared workload.
+
+        Bytes per program come from the declared trial nearest in rows of the same TP, whose launches the interpreter
+        metered; the grid comes from each workload's own plan.
+        """
+        metered = [t for t in trials if t.status == "ok" and t.launches and not t.spec.workload.held_out]
+        for workload in modelled:
+            pack = packs[workload.name]
+            near = [t for t in metered if t.spec.workload.axes["tp"] == workload.axes["tp"]]
+            near = [t for t in near if len(t.launches) == len(pack.launches) and t.spec.perturbed_row is None]
+            near.sort(key=lambda t: abs(t.spec.workload.axes["rows"] - workload.axes["rows"]))
+            for card in profiles().values():
+                key = f"{card.name}/{workload.name}"
+                if not near:
+                    self._cells[key] = NotMeasured(reason=NO_GPU)
+                    continue
+                shapes = tuple(
+                    _shape(launch, audits[launch.kernel, f"sm_{card.target}"], meter)
+                    for launch, meter in zip(pack.launches, near[0].launches, strict=True)
+                )
+                self._cells[key] = NotMeasured(reason=NO_GPU, modelled=model_plan(shapes, card))
+
+    def verdict(self) -> Verdict:
+        """The ruling. Checks are listed in the order in which they are required."""
+        checks = tuple(self._checks[name] for name in REQUIRED if name in self._checks)
+        status, reason, message = rule(checks, REQUIRED)
+        return Verdict(
+            **self._facts, status=status, reason=reason, message=message, checks=checks, audits=self.audits,
+            workloads=tuple(self._result(name) for name in self._trials), executor=self.executor,
+            toolchain=self.toolchain, seconds=self.seconds, cells=self._cells,
+        )  # fmt: skip
+
+    def _result(self, name: str) -> WorkloadResult:
+        trials = self._trials[name]
+        workload = trials[0].spec.workload
+        return WorkloadResult(
+            workload=name, axes=workload.axes, held_out=workload.held_out, launches=self._launches[name],
+            trials=len(trials), distributions=tuple(dict.fromkeys(t.spec.distribution for t in trials)),
+            errors=tuple(self._errors.get(name, {}).values()),
+        )  # fmt: skip
+
+    def _keep_error(self, workload: str, error: TensorError) -> None:
+        """Keeps the worst trial of a workload for each tensor, by the candidate's own median."""
+        kept = self._errors.setdefault(workload, {})
+        if error.tensor not in kept or error.median > kept[error.tensor].median:
+            kept[error.tensor] = error
+
+    def _numeric_check(self, trial: Trial) -> str:
+        if trial.spec.workload.held_out:
+            # Unseen layout and unseen values at once: blame the values when a declared layout saw only the first kind.
+            first = next(iter(self._errors))
+            same = any(t.spec.distribution == trial.spec.distribution for t in self._trials.get(first, ()))
+            return "C13" if same else "C11"
+        return "numerics"
+
+    def _check_freshness(self, contract: OpContract, trials: list[Trial]) -> None:
+        seen: dict[str, int] = {}
+        for trial in trials:
+            if trial.spec.poison != "nan" or trial.spec.perturbed_row is not None:
+                continue  # a twin: the same inputs on purpose
+            names = [s.name for s in contract.tensors(trial.spec.workload) if s.role is TensorRole.INPUT]
+            raw = b"".join(_raw(trial.inputs[name]) for name in names)
+            digest = sha256(raw)
+            if digest in seen:
+                self.add(_result("C2", Outcome.INVALID, "inputs.repeated", "two trials drew the same inputs"))
+            seen[digest] = 1
+
+
+def _result(
+    check: str, outcome: Outcome, reason: str | None = None, message: str = "",
+    figures: Mapping[str, float | int | str] | None = None,
+) -> CheckResult:  # fmt: skip
+    return CheckResult(
+        check=check, title=TITLES[check], outcome=outcome, reason=reason, message=message, figures=dict(figures or {})
+    )
+
+
+def _where(trial: Trial) -> str:
+    spec = trial.spec
+    return f"workload {'unseen' if spec.workload.held_out else spec.workload.name}, values {spec.distribution}"
+
+
+def _shape(launch, audit: KernelAudit, meter: Mapping[str, int]) -> LaunchShape:
+    blocks = launch.grid[0] * launch.grid[1] * launch.grid[2]
+    per_program = (meter["bytes_loaded"] + meter["bytes_stored"]) / max(1, meter["programs"])
+    return LaunchShape(
+        blocks=blocks, threads=audit.threads, registers=audit.registers, shared_bytes=audit.shared_bytes,
+        moved_bytes=round(per_program * blocks),
+        spill_bytes_per_thread=audit.spill_store_bytes + audit.spill_load_bytes,
+    )  # fmt: skip
+
+
+def _raw(tensor) -> bytes:
+    import torch
+
+    return tensor.contiguous().view(torch.uint8).numpy().tobytes() if tensor.numel() else b""

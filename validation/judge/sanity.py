@@ -1,0 +1,70 @@
+"""C12, task sanity: would this exam notice an answer that is no answer? Run before any candidate is ruled on."""
+
+from collections.abc import Mapping
+
+import torch
+
+from ..contracts.base import OpContract, TensorRole, Workload
+from ..numerics.calibrate import hold
+from .verdict import CheckResult, Outcome
+
+TITLE = "Task sanity: trivial answers fail, every input matters, the plain path passes"
+
+
+def check_task(contract: OpContract, workload: Workload, seed: int) -> CheckResult:
+    """Holds trivial answers and the plain path against the exam at `workload`.
+
+    The plain path must pass; zeros, ones, the poison, untouched state and another input's answer must each fail; a
+    redraw of any input, weight or state must change the oracle. A failure makes verdicts *invalid*: the exam is at
+    fault, not the candidate.
+    """
+    distribution = next(iter(contract.distributions))
+    inputs = contract.make_inputs(workload, distribution, seed)
+    other = contract.make_inputs(workload, distribution, seed + 1)
+    oracle, plain = contract.oracle(inputs, workload), contract.plain(inputs, workload)
+    problems = []
+    if not _passes(contract, plain, plain, oracle):
+        problems.append("the plain path itself fails its comparison with the oracle")
+    for name, answer in _trivial_answers(contract, workload, inputs, other, plain).items():
+        if _passes(contract, answer, plain, oracle):
+            problems.append(f"{name} would pass")
+    for name in inputs:
+        if not _influences(contract, workload, inputs, other, oracle, name):
+            problems.append(f"{name} influences no result")
+    return CheckResult(
+        check="C12", title=TITLE, outcome=Outcome.INVALID if problems else Outcome.PASS,
+        reason="task.insane" if problems else None, message="; ".join(problems),
+    )  # fmt: skip
+
+
+def _trivial_answers(contract, workload, inputs, other, plain) -> dict[str, Mapping[str, torch.Tensor]]:
+    states = {s.name for s in contract.tensors(workload) if s.role is TensorRole.STATE}
+    outputs = [name for name in contract.produced if name not in states]
+    answers = {
+        "state left as it was": {**plain, **{name: inputs[name] for name in states}},
+        "another input's answer": contract.plain(other, workload),
+    }
+    for name in outputs:
+        noise = torch.randn(plain[name].shape, generator=torch.Generator().manual_seed(0)).to(plain[name].dtype)
+        answers[f"zeros as {name}"] = {**plain, name: torch.zeros_like(plain[name])}
+        answers[f"ones as {name}"] = {**plain, name: torch.ones_like(plain[name])}
+        answers[f"noise as {name}"] = {**plain, name: noise}
+        for given, value in inputs.items():
+            if value.shape == plain[name].shape and value.is_floating_point():
+                answers[f"input {given} as {name}"] = {**plain, name: value.to(plain[name].dtype)}
+    return answers
+
+
+def _passes(contract: OpContract, answer, plain, oracle) -> bool:
+    return all(
+        hold(comparison, answer[comparison.tensor], plain[comparison.tensor], oracle[comparison.tensor]).passed
+        for comparison in contract.comparisons
+    )
+
+
+def _influences(contract, workload, inputs, other, oracle, name: str) -> bool:
+    changed = contract.oracle({**inputs, name: other[name]}, workload)
+    return any(
+        not torch.equal(changed[tensor].double().nan_to_num(), oracle[tensor].double().nan_to_num())
+        for tensor in contract.produced
+    )

@@ -1,0 +1,117 @@
+"""One trial: a plan run once on fresh, judge-owned memory, and what it left there."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from ..contracts.base import OpContract, TensorRole, Workload
+from .arena import Arena, StrayWrite
+from .pack import KernelPack
+
+PLAUSIBLE, NOT_A_NUMBER = "plausible", "nan"
+
+
+@dataclass(frozen=True)
+class TrialSpec:
+    """How one trial is set up. Everything drawn at random follows from `seed` and `layout_seed`."""
+
+    workload: Workload
+    distribution: str
+    seed: int
+    layout_seed: int
+    poison: str = NOT_A_NUMBER
+    order: str = "ascending"
+    perturbed_row: int | None = None
+
+
+@dataclass
+class Trial:
+    """What came of one trial. Tensors are logical, contiguous and the judge's own copies."""
+
+    spec: TrialSpec
+    status: str  # ok, violation, unsupported, error, or a sandbox status (timeout, killed, ...)
+    message: str
+    inputs: dict[str, torch.Tensor]
+    produced: dict[str, torch.Tensor] = field(default_factory=dict)
+    poison: dict[str, torch.Tensor] = field(default_factory=dict)
+    stray: tuple[StrayWrite, ...] = ()
+    dense: dict[str, torch.Tensor] = field(default_factory=dict)
+    launches: tuple[Mapping[str, int], ...] = ()
+    seconds: float = 0.0
+
+
+class Executor(Protocol):
+    """Runs a plan on an arena: the interpreter on a CPU, launched device code on a GPU."""
+
+    @property
+    def description(self) -> str:
+        """What ran the plan, for the verdict."""
+
+    def execute(self, pack: KernelPack, arena: Arena, order: str) -> Mapping[str, object]:
+        """Runs every launch of `pack` on the arena's memory: {status, message, launches, seconds}."""
+
+
+def run_trial(
+    contract: OpContract, spec: TrialSpec, pack: KernelPack, prepared: Mapping[str, bytes], executor: Executor
+) -> Trial:
+    """Draws inputs, lays them out, executes, and takes back everything the verdict needs."""
+    inputs = contract.make_inputs(spec.workload, spec.distribution, spec.seed)
+    if spec.perturbed_row is not None:
+        inputs = contract.perturb_row(inputs, spec.workload, spec.perturbed_row, spec.seed + 1)
+    generator = np.random.Generator(np.random.PCG64(spec.layout_seed))
+    arena = Arena(contract.tensors(spec.workload), pack.scratch, pack.prepared, generator)
+    try:
+        for name, tensor in arena.specs.items():
+            arena.put(name, _poison(tensor, spec) if tensor.role is TensorRole.OUTPUT else inputs[name])
+        for name, data in prepared.items():
+            arena.put_bytes(name, data)
+        arena.seal()
+        outcome = executor.execute(pack, arena, spec.order)
+        trial = Trial(
+            spec, str(outcome["status"]), str(outcome.get("message", "")), inputs,
+            launches=tuple(outcome.get("launches", ())), seconds=float(outcome.get("seconds", 0.0)),
+        )  # fmt: skip
+        if trial.status == "ok":
+            trial.produced = {name: arena.take(name) for name in contract.produced}
+            trial.poison = {
+                name: arena.initial(name) for name in contract.produced if arena.specs[name].role is TensorRole.OUTPUT
+            }
+            trial.stray = arena.stray_writes()
+            trial.dense = {name: _dense_reading(arena, name) for name in contract.produced if _is_paged(arena, name)}
+        return trial
+    finally:
+        arena.close()
+
+
+def _poison(tensor, spec: TrialSpec) -> torch.Tensor:
+    """What an output holds before the launch: NaN, or values that would pass for results at a glance."""
+    if spec.poison == NOT_A_NUMBER:
+        return torch.full(tensor.shape, float("nan"))
+    return torch.randn(tensor.shape, generator=torch.Generator().manual_seed(spec.layout_seed))
+
+
+def _is_paged(arena: Arena, name: str) -> bool:
+    spec = arena.specs[name]
+    dense = 1
+    for size in spec.shape[1:]:
+        dense *= size
+    return bool(spec.shape) and spec.strides[0] != dense
+
+
+def _dense_reading(arena: Arena, name: str) -> torch.Tensor:
+    """The first pages of a strided pool as a kernel that assumes dense pages addresses them."""
+    spec = arena.specs[name]
+    page = int(np.prod(spec.shape[1:]))
+    pages = min(spec.shape[0], spec.storage_elements // page)
+    flat = arena.view(name).as_strided((pages, *spec.shape[1:]), (page, *_dense_strides(spec.shape[1:])))
+    return flat.clone(memory_format=torch.contiguous_format)
+
+
+def _dense_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    strides = [1]
+    for size in reversed(shape[1:]):
+        strides.append(strides[-1] * size)
+    return tuple(reversed(strides)) if shape else ()
