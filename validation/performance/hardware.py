@@ -19,12 +19,14 @@ class Ceiling(Frozen):
     source: str
 
     def read_rate(self, size: float) -> float:
-        """Bytes per second for one launch that reads `size` bytes: linear in log(size), constant beyond the ends."""
+        """Bytes per second for one launch that reads `size` bytes: linear in log(size), constant beyond the ends.
+
+        Below the smallest size that was measured launches are bound by latency, which the caller accounts for.
+        """
         from math import log
 
         points = self.read
         if size <= points[0][0]:
-            # Below the smallest size measured a launch is bound by latency: the same time, fewer bytes.
             return points[0][1]
         for (low, low_rate), (high, high_rate) in zip(points, points[1:], strict=False):
             if size <= high:
