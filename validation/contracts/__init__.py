@@ -1,0 +1,85 @@
+"""The exams: which models and ops there are, and how to load one. Imports no tensor library."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import UserError
+from ..records import digest_files
+from .base import OpContract
+from .policy import Envelope
+
+if TYPE_CHECKING:
+    from .kimi_k3.architecture import Architecture
+
+ROOT = Path(__file__).parent.parent
+
+_MODELS = ("kimi_k3",)
+
+# Shared by every op: what a comparison means and how it is decided.
+_COMMON_FILES = (
+    "contracts/base.py",
+    "contracts/policy.py",
+    "numerics/calibrate.py",
+    "numerics/errors.py",
+    "records.py",
+    "strict.py",
+    "tensors.py",
+)
+
+
+@dataclass(frozen=True)
+class ModelContract:
+    """One model's exam: its ops by name, its constants, and what a manifest may claim per hardware."""
+
+    model: str
+    architecture: "Architecture"
+    envelope: Mapping[str, Envelope]
+    ops: Mapping[str, OpContract]
+
+    def op(self, name: str) -> OpContract:
+        """The contract of op `name`. Raises UserError with the nearest known name."""
+        return self.ops[_known(f"op of {self.model}", name, tuple(self.ops))]
+
+
+def models() -> tuple[str, ...]:
+    """Names of the models that have a contract."""
+    return _MODELS
+
+
+def load(model: str) -> ModelContract:
+    """The contract of `model`. Raises UserError for an unknown name, or a file of the contract that does not fit."""
+    package = import_module(f".{_known('model', model, _MODELS)}", __package__)
+    architecture, envelope, ops = package.load()
+    return ModelContract(model=model, architecture=architecture, envelope=envelope, ops=ops)
+
+
+def contract_files(model: str, op: str) -> tuple[str, ...]:
+    """POSIX paths, relative to `validation/`, of all files that make up the exam of `op`, in order."""
+    package = import_module(f".{_known('model', model, _MODELS)}", __package__)
+    own = package.FILES[_known(f"op of {model}", op, tuple(package.FILES))]
+    return tuple(sorted((*_COMMON_FILES, *(f"contracts/{model}/{name}" for name in own))))
+
+
+def contract_digest(model: str, op: str, files: Mapping[str, bytes] | None = None) -> str:
+    """SHA-256 (hex) over the files of `contract_files`, as installed, or as given: path -> contents.
+
+    `files` may hold more than is needed (a whole tree of a commit). Raises UserError when one is missing.
+    """
+    names = contract_files(model, op)
+    if files is None:
+        files = {name: (ROOT / name).read_bytes() for name in names}
+    missing = [name for name in names if name not in files]
+    if missing:
+        raise UserError(f"the contract of {model}/{op} lacks validation/{missing[0]}", "compare trees of one version")
+    return digest_files({name: files[name] for name in names})
+
+
+def _known(kind: str, name: str, names: tuple[str, ...]) -> str:
+    if name in names:
+        return name
+    near = get_close_matches(name, names, n=1)
+    raise UserError(f"no {kind} is called {name!r}", f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names)}")

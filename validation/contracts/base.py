@@ -6,7 +6,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from ..records import Frozen
 from ..tensors import DType
@@ -75,12 +75,14 @@ class Comparison(Frozen):
     path's own error, at the median and at p99.9, or `floor` relative to the tensor's scale, whichever is larger.
     """
 
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
     tensor: str
     kind: str = Field(pattern="^(exact|calibrated)$")
-    ratio: float = 1.25
-    floor: float = Field(default=0.0, description="relative to the root mean square of the expected row")
-    max_ratio: float = Field(default=4.0, description="bound on the largest error, as a multiple of the plain path's")
-    row_axes: int = Field(default=1, description="leading axes that count as rows when errors are scaled and located")
+    ratio: float = Field(default=1.25, ge=1)
+    floor: float = Field(default=0.0, ge=0, description="relative to the root mean square of the expected row")
+    max_ratio: float = Field(default=4.0, ge=1, description="the same factor for the largest error")
+    row_axes: int = Field(default=1, ge=1, description="leading axes that count as rows when errors are scaled and located")
 
 
 class OpContract(ABC):

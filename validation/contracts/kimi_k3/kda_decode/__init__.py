@@ -1,0 +1,5 @@
+"""One decode step of Kimi Delta Attention, from the fused in-projection's output to the gated norm."""
+
+from .contract import KdaDecode
+
+__all__ = ["KdaDecode"]
