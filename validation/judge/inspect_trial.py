@@ -10,7 +10,8 @@ from collections.abc import Mapping
 import torch
 
 from ..contracts.base import OpContract, TensorRole
-from ..numerics.calibrate import Holding, hold
+from ..numerics.calibrate import Measurement, measure
+from ..numerics.errors import same_bits
 from ..records import Frozen
 from .trials import Trial
 
@@ -67,7 +68,7 @@ def poison_findings(trial: Trial, contract: OpContract) -> list[Finding]:
     found = []
     for name, poison in trial.poison.items():
         produced = trial.produced[name]
-        left = _same_bits(produced, poison)
+        left = same_bits(produced, poison)
         # A plausible poison value may be hit by chance; one whole row may not.
         rows = left.reshape(left.shape[0], -1).float().mean(1) if left.numel() else torch.zeros(0)
         skipped = (rows > 0.05).nonzero().flatten().tolist()
@@ -88,10 +89,11 @@ def foreign_page_findings(trial: Trial, contract: OpContract) -> list[Finding]:
     for spec in contract.tensors(trial.spec.workload):
         if spec.role is not TensorRole.STATE:
             continue
-        changed = ~_same_bits(trial.produced[spec.name], trial.inputs[spec.name])
-        pages = changed.reshape(changed.shape[0], -1).sum(1)
+        changed = ~same_bits(trial.produced[spec.name], trial.inputs[spec.name])
+        pages = changed.flatten(1).sum(1)
+        owned = owners(trial, contract, spec.name)
         for page in pages.nonzero().flatten().tolist():
-            if contract.row_of(spec.name, (page,) + (0,) * (len(spec.shape) - 1), trial.inputs) is None:
+            if owned[page] is None:
                 which = "the null page (slot 0)" if page == 0 else f"page {page}, which no live row owns,"
                 found.append(Finding(
                     check="C4", reason="state.foreign_page",
@@ -101,12 +103,22 @@ def foreign_page_findings(trial: Trial, contract: OpContract) -> list[Finding]:
     return found
 
 
-def numeric_holdings(trial: Trial, contract: OpContract, oracle: Mapping, plain: Mapping) -> list[Holding]:
-    """Every produced tensor held against the oracle, by the contract's comparison."""
-    return [
-        hold(comparison, trial.produced[comparison.tensor], plain[comparison.tensor], oracle[comparison.tensor])
+def owners(trial: Trial, contract: OpContract, name: str) -> list[int | None]:
+    """For each leading index of a produced tensor, the live row that owns it."""
+    tensor = trial.produced[name]
+    rest = (0,) * (tensor.dim() - 1)
+    return [contract.row_of(name, (index, *rest), trial.inputs) for index in range(len(tensor))]
+
+
+def measurements(trial: Trial, contract: OpContract, oracle: Mapping, plain: Mapping) -> dict[str, Measurement]:
+    """Errors of every produced tensor against the oracle, beside the plain path's."""
+    return {
+        comparison.tensor: measure(
+            comparison, oracle[comparison.tensor], plain[comparison.tensor], trial.produced[comparison.tensor],
+            owners(trial, contract, comparison.tensor),
+        )
         for comparison in contract.comparisons
-    ]
+    }  # fmt: skip
 
 
 def difference_findings(first: Trial, second: Trial, contract: OpContract, *, skip_row: int | None) -> list[Finding]:
@@ -119,13 +131,9 @@ def difference_findings(first: Trial, second: Trial, contract: OpContract, *, sk
     for name in contract.produced:
         # Both NaN with other payloads is still a difference: the poison of the two trials differs on purpose.
         a, b = first.produced[name], second.produced[name]
-        same = _same_bits(a, b)
+        same = same_bits(a, b)
         if skip_row is not None:
-            keep = [
-                index
-                for index in range(a.shape[0])
-                if contract.row_of(name, (index,) + (0,) * (a.dim() - 1), first.inputs) != skip_row
-            ]
+            keep = [index for index, row in enumerate(owners(first, contract, name)) if row != skip_row]
             a, b, same = a[keep], b[keep], same[keep]
         if bool(same.all()):
             continue
@@ -142,12 +150,6 @@ def difference_findings(first: Trial, second: Trial, contract: OpContract, *, sk
             figures={"values": count, "largest": min(largest, 1e300)},
         ))  # fmt: skip
     return found
-
-
-def _same_bits(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Elementwise bit equality of two tensors of one dtype (NaN equals itself, +0 differs from -0)."""
-    kind = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[a.element_size()]
-    return a.contiguous().view(kind) == b.to(a.dtype).contiguous().view(kind)
 
 
 def _listing(rows: list[int]) -> str:

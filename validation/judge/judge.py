@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 
@@ -19,6 +20,7 @@ from ..contracts import ModelContract, contract_digest
 from ..contracts.base import OpContract, TensorRole, Workload
 from ..digests import installed_judge_digest
 from ..errors import UserError
+from ..performance.hardware import profile
 from ..sandbox import JobStatus, Limits, Profile, Sandbox
 from . import inspect_trial, stages
 from .candidate import Candidate
@@ -38,12 +40,19 @@ INTERPRETER_LIMITS = Limits(wall_seconds=240, memory_bytes=8 << 30)
 class Judge:
     """Rules on candidates of one model. Use as a context manager: it owns two sandboxes.
 
-    Without a GPU the executor is the interpreter and performance cells say so. `unsafe_no_sandbox` runs candidate code
-    unconfined; it is written into every verdict, and no gate accepts such a verdict.
+    Without a GPU the executor is the interpreter and performance cells say so. `hardware` is what the plan is recorded
+    for (a candidate may ask for the number of multiprocessors); code is compiled for every target. `cache` keeps
+    compiled kernels between runs. `unsafe_no_sandbox` runs candidate code unconfined; it is written into every verdict,
+    and no gate accepts such a verdict.
     """
 
-    def __init__(self, model: ModelContract, *, unsafe_no_sandbox: bool = False, concurrency: int = 2) -> None:
+    def __init__(
+        self, model: ModelContract, *, hardware: str = "h200", cache: Path | None = None,
+        unsafe_no_sandbox: bool = False, concurrency: int = 2,
+    ) -> None:  # fmt: skip
         self.model = model
+        self._hardware = profile(hardware)
+        self._cache = cache
         self._unsafe = unsafe_no_sandbox
         self._concurrency = concurrency
         self._sane: dict[str, CheckResult] = {}
@@ -98,8 +107,8 @@ class Judge:
         *, modelled: tuple[Workload, ...], every_distribution: bool,
     ) -> Verdict:  # fmt: skip
         ruling = Ruling(
-            model=self.model.name, op=candidate.op, candidate=candidate,
-            contract_digest=contract_digest(self.model.name, candidate.op), judge_digest=installed_judge_digest(),
+            model=self.model.model, op=candidate.op, candidate=candidate,
+            contract_digest=contract_digest(self.model.model, candidate.op), judge_digest=installed_judge_digest(),
             sandbox=self.sandbox, unsafe=self._unsafe,
         )  # fmt: skip
         with _timed(ruling, "sanity"):
@@ -110,15 +119,17 @@ class Judge:
         everything = {w.name: w for w in (*modelled, *workloads, *unseen)}
         with _timed(ruling, "record"):
             source = stages.extract_source(candidate, ruling)
-            packs = source and stages.record(self._recorder, candidate, contract, tuple(everything.values()), ruling)
-            packs = packs and stages.validate_plans(packs, contract, everything, source, ruling)
-        if packs:
+            packs = source and stages.record(
+                self._recorder, candidate, contract, tuple(everything.values()), self._hardware, ruling
+            )
+            planned = packs and stages.validate_plans(packs, candidate, contract, everything, source, ruling)
+        if planned:
             with _timed(ruling, "compile"):
-                compiled = stages.compile_and_audit(self._recorder, source, packs, ruling)
+                compiled = stages.compile_and_audit(self._recorder, source, packs, self._cache, ruling)
             if compiled:
                 with _timed(ruling, "trials"):
                     trials = self._trials(candidate, contract, source, packs, workloads, unseen, every_distribution, ruling)
-                ruling.model_times(contract, packs, trials, modelled, compiled)
+                ruling.model_times(packs, trials, modelled, compiled)
         return ruling.verdict()
 
     def _check_sanity(self, contract: OpContract) -> CheckResult:
@@ -138,8 +149,12 @@ class Judge:
             trials = []
             for spec in group:
                 pack = packs[spec.workload.name]
-                prepared = self._prepare(candidate, contract, pack, spec)
-                trials.append(run_trial(contract, spec, pack, prepared, executor))
+                try:
+                    prepared = self._prepare(candidate, contract, pack, spec)
+                except stages.PrepareFailed as error:
+                    trials.append(Trial(spec, "error", str(error), {}))
+                else:
+                    trials.append(run_trial(contract, spec, pack, prepared, executor))
             return trials
 
         with ThreadPoolExecutor(self._concurrency) as pool:
@@ -149,7 +164,7 @@ class Judge:
                     _inspect(contract, trials, ruling)
                 if ruling.rejected:
                     break
-        ruling.settle_trials(contract, complete=not ruling.rejected)
+        ruling.settle_trials(contract, done, complete=not ruling.rejected)
         return done
 
     def _prepare(self, candidate: Candidate, contract: OpContract, pack: KernelPack, spec: TrialSpec) -> dict[str, bytes]:
@@ -158,7 +173,7 @@ class Judge:
             return {}
         inputs = contract.make_inputs(spec.workload, spec.distribution, spec.seed)
         static = {s.name: inputs[s.name] for s in contract.tensors(spec.workload) if s.role is TensorRole.STATIC}
-        return stages.prepare(self._recorder, candidate, contract, spec.workload, static, pack)
+        return stages.prepare(self._recorder, candidate, contract, spec.workload, self._hardware, static, pack)
 
 
 def _plan_trials(contract, workloads, unseen, every_distribution) -> Iterator[tuple[TrialSpec, ...]]:
@@ -218,8 +233,8 @@ def _inspect(contract: OpContract, trials: list[Trial], ruling: Ruling) -> None:
             if trial is base or trial.spec.perturbed_row is not None:
                 oracle = contract.oracle(trial.inputs, trial.spec.workload)
                 plain = contract.plain(trial.inputs, trial.spec.workload)
-                holdings = inspect_trial.numeric_holdings(trial, contract, oracle, plain)
-                ruling.hold(trial, holdings, lambda name, t=trial, o=oracle: diagnose(t, contract, o, name))
+                measured = inspect_trial.measurements(trial, contract, oracle, plain)
+                ruling.hold(trial, contract, measured, lambda name, t=trial, o=oracle: diagnose(t, contract, o, name))
 
 
 @contextmanager

@@ -4,13 +4,13 @@ from collections.abc import Callable, Iterable, Mapping
 
 from ..claims.cells import NotMeasured
 from ..contracts.base import OpContract, TensorRole, Workload
-from ..numerics.calibrate import Holding
+from ..numerics.calibrate import Decision, Measurement, decide
 from ..performance.hardware import profiles
 from ..records import sha256
 from ..timing.model import LaunchShape, model_plan
 from .candidate import Candidate
 from .inspect_trial import Finding
-from .pack import KernelPack
+from .pack import KernelPack, variant_key
 from .trials import Trial
 from .verdict import CheckResult, KernelAudit, Outcome, TensorError, Verdict, WorkloadResult, rule
 
@@ -54,6 +54,7 @@ class Ruling:
         self._workloads: dict[str, Workload] = {}
         self._launches: dict[str, int] = {}
         self._trials: dict[str, list[Trial]] = {}
+        self._pools: dict[tuple[str, str, str], list[Measurement]] = {}
         self._errors: dict[str, dict[str, TensorError]] = {}
         self._cells: dict[str, NotMeasured] = {}
         self._input_digests: list[str] = []
@@ -93,17 +94,24 @@ class Ruling:
         self._workloads.update({w.name: w for w in workloads})
         self._launches.update({name: len(pack.launches) for name, pack in packs.items()})
 
-    def hold(self, trial: Trial, holdings: list[Holding], cause: Callable[[str], str | None]) -> None:
-        """Records how one trial's tensors compare with the oracle."""
-        name = trial.spec.workload.name
-        for holding in holdings:
-            self._keep_error(name, holding.error)
-            if holding.passed:
-                continue
-            check = "C9" if holding.reason == "outputs.not_finite" else self._numeric_check(trial)
-            explained = cause(holding.error.tensor)
-            finding = Finding(check=check, reason=holding.reason, message=holding.message, figures=holding.figures)
-            self.fail(finding, trial, explained)
+    def hold(
+        self, trial: Trial, contract: OpContract, measured: Mapping[str, Measurement], cause: Callable[[str], str | None]
+    ) -> None:  # fmt: skip
+        """Pools one trial's errors with those of the same workload and distribution, and decides on the pool."""
+        workload, distribution = trial.spec.workload.name, trial.spec.distribution
+        for comparison in contract.comparisons:
+            name = comparison.tensor
+            pool = self._pools.setdefault((workload, distribution, name), [])
+            pool.append(measured[name])
+            decided = decide(comparison, pool)
+            if decided.candidate is not None:
+                self._keep_error(workload, name, decided)
+            if decided.decision is Decision.INVALID:
+                self.add(_result("numerics", Outcome.INVALID, decided.reason, decided.message))
+            elif decided.decision is Decision.FAIL:
+                check = "C9" if decided.reason == "numerics.not_finite" else self._numeric_check(trial)
+                finding = Finding(check=check, reason=decided.reason, message=decided.message, figures=_figures(decided))
+                self.fail(finding, trial, cause(name))
 
     def settle_trials(self, contract: OpContract, trials: list[Trial], *, complete: bool) -> None:
         """Closes the trial stage: what did not fail has passed if every planned trial ran."""
@@ -142,7 +150,7 @@ class Ruling:
                     self._cells[key] = NotMeasured(reason=NO_GPU)
                     continue
                 shapes = tuple(
-                    _shape(launch, audits[launch.kernel, f"sm_{card.target}"], meter)
+                    _shape(launch, audits[variant_key(pack.kernels[launch.kernel]), f"sm_{card.target}"], meter)
                     for launch, meter in zip(pack.launches, near[0].launches, strict=True)
                 )
                 self._cells[key] = NotMeasured(reason=NO_GPU, modelled=model_plan(shapes, card))
@@ -166,11 +174,16 @@ class Ruling:
             errors=tuple(self._errors.get(name, {}).values()),
         )  # fmt: skip
 
-    def _keep_error(self, workload: str, error: TensorError) -> None:
-        """Keeps the worst trial of a workload for each tensor, by the candidate's own median."""
+    def _keep_error(self, workload: str, tensor: str, decided) -> None:
+        """Keeps, for each tensor of a workload, the pool with the largest median relative to the plain path's."""
+        own, plain = decided.candidate, decided.plain
+        error = TensorError(
+            tensor=tensor, values=own.values, median=own.median, p999=own.p999, maximum=own.maximum,
+            plain_median=plain.median, plain_p999=plain.p999, plain_maximum=plain.maximum,
+        )  # fmt: skip
         kept = self._errors.setdefault(workload, {})
-        if error.tensor not in kept or error.median > kept[error.tensor].median:
-            kept[error.tensor] = error
+        if tensor not in kept or error.median * kept[tensor].plain_median > kept[tensor].median * error.plain_median:
+            kept[tensor] = error
 
     def _numeric_check(self, trial: Trial) -> str:
         if trial.spec.workload.held_out:
@@ -200,6 +213,16 @@ def _result(
     return CheckResult(
         check=check, title=TITLES[check], outcome=outcome, reason=reason, message=message, figures=dict(figures or {})
     )
+
+
+def _figures(decided) -> dict[str, float | int | str]:
+    if decided.candidate is None:
+        return {}
+    own, plain = decided.candidate, decided.plain
+    return {
+        "median": own.median, "p999": own.p999, "maximum": own.maximum,
+        "plain_median": plain.median, "plain_p999": plain.p999, "plain_maximum": plain.maximum,
+    }  # fmt: skip
 
 
 def _where(trial: Trial) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 
 from ..contracts.base import OpContract, TensorRole, Workload
-from ..numerics.calibrate import hold
+from ..numerics.calibrate import Decision, decide, measure
 from .verdict import CheckResult, Outcome
 
 TITLE = "Task sanity: trivial answers fail, every input matters, the plain path passes"
@@ -23,10 +23,10 @@ def check_task(contract: OpContract, workload: Workload, seed: int) -> CheckResu
     other = contract.make_inputs(workload, distribution, seed + 1)
     oracle, plain = contract.oracle(inputs, workload), contract.plain(inputs, workload)
     problems = []
-    if not _passes(contract, plain, plain, oracle):
+    if not _passes(contract, inputs, plain, plain, oracle):
         problems.append("the plain path itself fails its comparison with the oracle")
     for name, answer in _trivial_answers(contract, workload, inputs, other, plain).items():
-        if _passes(contract, answer, plain, oracle):
+        if _passes(contract, inputs, answer, plain, oracle):
             problems.append(f"{name} would pass")
     for name in inputs:
         if not _influences(contract, workload, inputs, other, oracle, name):
@@ -55,11 +55,15 @@ def _trivial_answers(contract, workload, inputs, other, plain) -> dict[str, Mapp
     return answers
 
 
-def _passes(contract: OpContract, answer, plain, oracle) -> bool:
-    return all(
-        hold(comparison, answer[comparison.tensor], plain[comparison.tensor], oracle[comparison.tensor]).passed
-        for comparison in contract.comparisons
-    )
+def _passes(contract: OpContract, inputs, answer, plain, oracle) -> bool:
+    for comparison in contract.comparisons:
+        name = comparison.tensor
+        rest = (0,) * (plain[name].dim() - 1)
+        owners = [contract.row_of(name, (index, *rest), inputs) for index in range(len(plain[name]))]
+        measured = measure(comparison, oracle[name], plain[name], answer[name], owners)
+        if decide(comparison, [measured]).decision is not Decision.PASS:
+            return False
+    return True
 
 
 def _influences(contract, workload, inputs, other, oracle, name: str) -> bool:

@@ -1,0 +1,203 @@
+"""The judge's calls into the sandbox, and what it makes of their answers. Nothing an answer says is believed."""
+
+import ast
+import mmap
+import os
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+from pydantic import ValidationError
+
+from ..contracts.base import OpContract, TensorSpec, Workload
+from ..performance.hardware import Hardware
+from ..sandbox import JobResult, JobStatus, Limits, Sandbox
+from . import plan
+from .candidate import Candidate
+from .device_code.build import ENTRY as COMPILE_ENTRY
+from .device_code.build import build
+from .device_code.records import TARGETS
+from .inspect_trial import Finding
+from .kernel_source import KernelSource, KernelSourceError, extract
+from .pack import KernelPack, variant_key
+from .ruling import Ruling
+from .verdict import KernelAudit
+
+RECORD_ENTRY = "fasttrack_validation.judge.recorder.job:run"
+RECORD_LIMITS = Limits(wall_seconds=60)
+COMPILE_LIMITS = Limits(wall_seconds=180)
+
+Audits = Mapping[tuple[str, str], KernelAudit]
+"""(variant key, target) -> audit."""
+
+
+def extract_source(candidate: Candidate, ruling: Ruling) -> KernelSource | None:
+    """The allow-listed kernels of the candidate, or None with the finding recorded."""
+    try:
+        return extract(candidate.files, candidate.entry)
+    except KernelSourceError as error:
+        ruling.fail(Finding(check="record", reason=error.reason, message=str(error)))
+        return None
+
+
+def record(
+    sandbox: Sandbox, candidate: Candidate, contract: OpContract, workloads: tuple[Workload, ...], hardware: Hardware,
+    ruling: Ruling,
+) -> dict[str, KernelPack] | None:  # fmt: skip
+    """One plan for each workload, or None with the finding recorded."""
+    result = sandbox.run(RECORD_ENTRY, _payload(candidate, contract, workloads, hardware), limits=RECORD_LIMITS)
+    rejected = result.value.get("rejected") if result.status is JobStatus.OK else None
+    if rejected is not None:
+        where = f"{rejected.get('where')}: " if rejected.get("where") else ""
+        ruling.fail(Finding(
+            check="record", reason=_reason(rejected.get("reason"), "record."),
+            message=_text(f"{where}{rejected.get('message', '')}"),
+        ))  # fmt: skip
+        return None
+    if result.status is not JobStatus.OK:
+        ruling.fail(Finding(check="record", reason=f"record.{result.status.value}", message=_last_line(result)))
+        return None
+    try:
+        packs = [KernelPack.model_validate(entry) for entry in result.value["packs"]]
+        by_workload = {pack.workload: pack for pack in packs}
+        if list(by_workload) != [w.name for w in workloads]:
+            raise ValueError(f"plans for {list(by_workload)[:4]}..., asked were {[w.name for w in workloads][:4]}...")
+    except (KeyError, TypeError, ValueError, ValidationError) as error:
+        ruling.fail(Finding(check="record", reason="record.answer", message=_text(f"the recorder's answer: {error}")))
+        return None
+    ruling.toolchain = dict(packs[0].toolchain)
+    ruling.pass_stage("record", figures={"workloads": len(packs)})
+    return by_workload
+
+
+def validate_plans(
+    packs: Mapping[str, KernelPack], candidate: Candidate, contract: OpContract, workloads: Mapping[str, Workload],
+    source: KernelSource, ruling: Ruling,
+) -> bool:  # fmt: skip
+    """Whether every plan is in order; the first problem is recorded otherwise."""
+    functions = kernel_parameters(source)
+    for name, pack in packs.items():
+        problems = plan.validate(pack, contract.tensors(workloads[name]), functions)
+        if pack.op != candidate.op or pack.candidate_digest != candidate.digest():
+            problems = (plan.Problem(reason="plan.identity", message="the plan names another op or candidate"), *problems)
+        if problems:
+            more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+            finding = Finding(check="plan", reason=problems[0].reason, message=_text(problems[0].message + more))
+            ruling.fail(finding)
+            return False
+    ruling.planned(workloads.values(), packs)
+    ruling.pass_stage("plan", figures={"launches": max(len(pack.launches) for pack in packs.values())})
+    return True
+
+
+def compile_and_audit(
+    sandbox: Sandbox, source: KernelSource, packs: Mapping[str, KernelPack], cache: Path | None, ruling: Ruling
+) -> Audits | None:
+    """Machine code of every variant for every target, audited; None with the finding recorded when one fails."""
+    variants = {variant_key(v): v for pack in packs.values() for v in pack.kernels.values()}
+
+    def run_job(payload: dict) -> JobResult:
+        return sandbox.run(COMPILE_ENTRY, payload, limits=COMPILE_LIMITS)
+
+    with ThreadPoolExecutor(len(TARGETS)) as pool:
+        built = list(pool.map(lambda target: build(source.files, variants, run_job, (target,), cache), TARGETS))
+    ruling.audits = tuple(audit for one in built for audit in one.audits)
+    problems = [problem for one in built for problem in one.problems]
+    if problems:
+        first = problems[0]
+        message = f"{first.kernel} for {first.target}: {first.message}"
+        ruling.fail(Finding(check="compile", reason=first.reason, message=_text(message)))
+        return None
+    ruling.pass_stage("compile", figures={"kernels": len(variants), "targets": len(TARGETS)})
+    return {(audit.kernel, audit.target): audit for audit in ruling.audits}
+
+
+class PrepareFailed(Exception):
+    """`prepare` did not give the buffers that the plan declares."""
+
+
+def prepare(
+    sandbox: Sandbox, candidate: Candidate, contract: OpContract, workload: Workload, hardware: Hardware,
+    static: Mapping[str, torch.Tensor], pack: KernelPack,
+) -> dict[str, bytes]:  # fmt: skip
+    """Runs `prepare` on the given static tensors, apart from everything else, and takes back its buffers.
+
+    Raises PrepareFailed when the job dies or answers with other buffers than the plan declares.
+    """
+    specs = {s.name: s for s in contract.tensors(workload) if s.name in static}
+    table, size = {}, 0
+    for name, spec in specs.items():
+        length = spec.storage_elements * spec.dtype.bytes
+        table[name] = {"offset": size, "bytes": length}
+        size += -(-length // 256) * 256
+    fd = os.memfd_create("fasttrack-static", os.MFD_CLOEXEC)
+    try:
+        os.ftruncate(fd, max(size, 1))
+        memory = mmap.mmap(fd, max(size, 1))
+        for name, spec in specs.items():
+            _place(memory, table[name], spec, static[name])
+        payload = _payload(candidate, contract, (workload,), hardware)
+        payload["workloads"][0]["static"] = table
+        result = sandbox.run(RECORD_ENTRY, payload, memory=(fd,), limits=RECORD_LIMITS)
+    finally:
+        os.close(fd)
+    names = result.value.get("prepared") if result.status is JobStatus.OK else None
+    if names != [[workload.name, name] for name in pack.prepared] or len(result.blobs) != len(names):
+        detail = _last_line(result) if result.status is not JobStatus.OK else str(result.value.get("rejected", names))
+        raise PrepareFailed(_text(f"prepare gave other buffers than it declared: {detail}"))
+    return dict(zip(pack.prepared, result.blobs, strict=True))
+
+
+def kernel_parameters(source: KernelSource) -> dict[str, dict[str, tuple[str, ...]]]:
+    """File -> kernel -> parameter names in order, read from the kept source."""
+    return {
+        name: {
+            node.name: tuple(a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs))
+            for node in ast.parse(text).body
+            if isinstance(node, ast.FunctionDef)
+        }
+        for name, text in source.files.items()
+    }
+
+
+def _payload(candidate: Candidate, contract: OpContract, workloads: tuple[Workload, ...], hardware: Hardware) -> dict:
+    return {
+        "candidate": candidate.model_dump(mode="json"),
+        "workloads": [
+            {
+                "name": w.name,
+                "axes": w.axes,
+                "tensors": [spec.model_dump(mode="json") for spec in contract.tensors(w)],
+            }
+            for w in workloads
+        ],
+        "hardware": {
+            "name": hardware.name,
+            "capability": hardware.target,
+            "multiprocessors": hardware.multiprocessors,
+            "max_shared": hardware.shared_per_block,
+        },
+    }
+
+
+def _place(memory: mmap.mmap, place: Mapping[str, int], spec: TensorSpec, value: torch.Tensor) -> None:
+    raw = torch.frombuffer(memory, dtype=torch.uint8, count=len(memory))
+    flat = raw[place["offset"] : place["offset"] + place["bytes"]].view(value.dtype)
+    flat.as_strided(spec.shape, spec.strides).copy_(value)
+
+
+def _reason(reason: object, prefix: str) -> str:
+    """A reason id from an untrusted answer: one of the recorder's, or the generic one."""
+    text = str(reason)
+    return text if text.startswith(prefix) and text.replace(".", "").replace("_", "").isalnum() else f"{prefix}answer"
+
+
+def _last_line(result: JobResult) -> str:
+    lines = result.error.strip().splitlines()
+    return _text(lines[-1]) if lines else f"the job ended with {result.status.value}"
+
+
+def _text(message: str) -> str:
+    """An untrusted message, bounded and on one line."""
+    return " ".join(message.split())[:600]
