@@ -1,0 +1,165 @@
+"""The sandbox's job: interpret one kernel pack on buffers in shared memory.
+
+It runs in a confined process that was started with TRITON_INTERPRET=1 and sees nothing but the vetted kernel sources,
+the launch plan and the buffers: no expected values, no oracle, no host code of the candidate.
+"""
+
+import ctypes
+import importlib
+import inspect
+import mmap
+import pathlib
+import sys
+import time
+import traceback
+import uuid
+from types import ModuleType
+
+from ...errors import UserError
+from ..kernel_source import KernelSource
+from ..pack import BufferArgument, KernelPack, KernelVariant, Launch, Role
+from . import corrections
+
+
+def run(payload: dict, memory: list[mmap.mmap], scratch: pathlib.Path) -> dict:
+    """Runs the launches of a pack, in order, on `memory[0]`.
+
+    `payload` has `source` (KernelSource as a dict), `pack` (KernelPack as a dict), `buffers` (name -> offset and bytes
+    in memory[0], and whether it is writable) and `order` (ascending, descending, shuffled:<seed>), the order of the
+    programs inside a launch: the result of an honest kernel does not depend on it.
+
+    Returns `status` with `message`, `details`, `programs` (how many ran) and `seconds` (of interpreting):
+    `ok`; `violation` (a launch touched memory that it may not touch; `details` is the first such access);
+    `unsupported` (only a GPU can run it); `error` (the plan does not fit the source or the buffers, or a kernel raised).
+    Once it is not `ok`, buffers hold whatever the programs before had written.
+    """
+    corrections.install()
+    from .memory import MemoryViolation, NotInterpretable
+
+    started = time.perf_counter()
+    step = _Step()
+    try:
+        source = KernelSource.model_validate(payload["source"])
+        pack = KernelPack.model_validate(payload["pack"])
+        modules = _import_sources(source, scratch)
+        base = ctypes.addressof(ctypes.c_char.from_buffer(memory[0]))
+        for step.launch, launch in enumerate(pack.launches):
+            step.programs += _run_launch(launch, pack, modules, payload["buffers"], base, len(memory[0]), payload["order"])
+    except MemoryViolation as violation:
+        return step.result("violation", str(violation), started, violation.violation.as_dict())
+    except NotInterpretable as reason:
+        return step.result("unsupported", str(reason), started, {})
+    except Exception as error:
+        return step.result("error", _describe(error, scratch), started, {"exception": type(error).__name__})
+    return step.result("ok", "", started, {})
+
+
+class _Step:
+    """How far a run has come."""
+
+    def __init__(self) -> None:
+        self.launch = 0
+        self.programs = 0
+
+    def result(self, status: str, message: str, started: float, details: dict) -> dict:
+        return {
+            "status": status, "message": message, "details": details | ({} if status == "ok" else {"launch": self.launch}),
+            "programs": self.programs, "seconds": time.perf_counter() - started,
+        }  # fmt: skip
+
+
+def _import_sources(source: KernelSource, scratch: pathlib.Path) -> dict[str, ModuleType]:
+    """Writes the sources as a package with a fresh name, imports every file, and returns the modules by file."""
+    from . import language
+
+    package = f"candidate_{uuid.uuid4().hex}"
+    root = scratch / package
+    for name, text in source.files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, "utf-8")
+    sys.dont_write_bytecode = True
+    sys.path.insert(0, str(scratch))
+    importlib.invalidate_caches()
+    try:
+        modules = {name: importlib.import_module(_module_name(package, name)) for name in source.files}
+    finally:
+        sys.path.remove(str(scratch))
+    for module in modules.values():
+        language.prepare_module(module)
+    return modules
+
+
+def _module_name(package: str, file: str) -> str:
+    parts = [package, *file.removesuffix(".py").split("/")]
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def _run_launch(
+    launch: Launch, pack: KernelPack, modules: dict[str, ModuleType], buffers: dict, base: int, size: int, order: str
+) -> int:
+    from triton.runtime.interpreter import InterpretedFunction
+
+    from . import execute
+
+    variant = pack.kernels[launch.kernel]
+    kernel = getattr(modules[variant.file], variant.function)
+    if not isinstance(kernel, InterpretedFunction):
+        raise UserError(f"{variant.file}: {variant.function} is not a @triton.jit function", "launch kernels only")
+    return execute.launch(
+        kernel, _arguments(launch, variant, kernel, buffers, base), launch.grid, order,
+        _allowed(launch, variant, buffers, base, size),
+    )  # fmt: skip
+
+
+def _arguments(launch: Launch, variant: KernelVariant, kernel, buffers: dict, base: int) -> dict[str, object]:
+    """Every parameter's value: pointers and scalars as tensors, constants as the kernel declares them."""
+    from . import execute
+
+    values: dict[str, object] = {}
+    for name, parameter in inspect.signature(kernel.fn).parameters.items():
+        if name in launch.arguments:
+            argument = launch.arguments[name]
+            if isinstance(argument, BufferArgument):
+                address = base + buffers[argument.buffer]["offset"] + argument.offset
+                values[name] = execute.pointer(address, argument.dtype.value)
+            else:
+                values[name] = execute.scalar(argument.value, argument.type)
+        elif name in variant.constexprs:
+            value = variant.constexprs[name]
+            # An ordinary parameter that the compiler specialised on (an integer 1, say) is still an i32 to the kernel.
+            declared = "constexpr" in str(parameter.annotation)
+            ordinary = not declared and isinstance(value, bool | int)
+            values[name] = execute.scalar(value, "i1" if isinstance(value, bool) else "i32") if ordinary else value
+        elif parameter.default is inspect.Parameter.empty:
+            raise UserError(f"kernel {variant.function}: parameter {name} has no value in the plan", "record it again")
+    return values
+
+
+def _allowed(launch: Launch, variant: KernelVariant, buffers: dict, base: int, size: int):
+    """The launch's buffers as address ranges. A prefetch launch may write nothing."""
+    from .memory import Memory, Range
+
+    users: dict[str, list[str]] = {}
+    for name, argument in launch.arguments.items():
+        if isinstance(argument, BufferArgument):
+            users.setdefault(argument.buffer, []).append(name)
+    ranges = []
+    for name, parameters in users.items():
+        offset, length = buffers[name]["offset"], buffers[name]["bytes"]
+        if offset < 0 or length < 0 or offset + length > size:
+            raise UserError(f"buffer {name}: bytes {offset} to {offset + length} lie outside the {size} mapped", "map it")
+        writable = buffers[name]["writable"] and launch.role is not Role.PREFETCH
+        ranges.append(Range(name, tuple(parameters), base + offset, base + offset + length, writable))
+    return Memory(variant.function, ranges)
+
+
+def _describe(error: Exception, scratch: pathlib.Path) -> str:
+    """One line: where in the candidate's files the error rose, and what it says."""
+    where = ""
+    for frame in traceback.extract_tb(error.__traceback__):
+        if frame.filename.startswith(str(scratch)):
+            file = pathlib.Path(frame.filename).relative_to(scratch).parts[1:]
+            where = f"{'/'.join(file)}:{frame.lineno}: "
+    text = str(error).strip().splitlines()
+    return f"{where}{type(error).__name__}: {text[0] if text else ''}"
