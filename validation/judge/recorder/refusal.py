@@ -18,7 +18,8 @@ class Refused(BaseException):
     def __init__(self, reason: str, message: str, where: str = "") -> None:
         super().__init__(f"{reason}: {message}")
         self.reason = reason
-        self.message = message[:MAX_MESSAGE]
+        # Half a surrogate pair is a valid Python string and no valid answer.
+        self.message = message[:MAX_MESSAGE].encode("utf-8", "backslashreplace").decode("utf-8")
         self.where = where
 
 

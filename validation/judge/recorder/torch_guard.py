@@ -42,6 +42,11 @@ class _Functions(TorchFunctionMode):
 
 
 class _Operations(TorchDispatchMode):
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """False: shielding this mode from torch.compile would import torch._dynamo, which takes two seconds."""
+        return False
+
     def __init__(self, refuse: Refuse) -> None:
         super().__init__()
         self.refuse = refuse

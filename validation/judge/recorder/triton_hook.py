@@ -11,6 +11,12 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import triton
+
+# What Triton imports at the first launch, so that a process which has imported this module is warm.
+import triton.compiler.code_generator
+import triton.experimental.gluon
+import triton.language.extra.libdevice
+import triton.tools.tensor_descriptor  # noqa: F401
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
