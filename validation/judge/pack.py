@@ -58,12 +58,18 @@ class KernelVariant(Frozen):
 
 
 class Launch(Frozen):
-    """One kernel launch, in program order."""
+    """One kernel launch, in program order.
+
+    Launches of one stream run in order; across streams only `waits` orders them. The step ends when all have finished.
+    """
 
     kernel: str = Field(description="key into KernelPack.kernels")
     grid: tuple[Int, Int, Int]
     arguments: dict[str, Argument] = Field(description="parameter -> argument; constexprs left out")
     stream: str = "main"
+    waits: tuple[str, ...] = Field(
+        default=(), description="streams whose earlier launches must have finished before this one starts"
+    )
     role: Role = Role.COMPUTE
 
 

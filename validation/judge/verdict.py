@@ -64,6 +64,8 @@ class KernelAudit(Frozen):
     threads: int
     mma_types: tuple[str, ...]
     conversions: dict[str, int] = Field(description="conversion instruction -> count, from SASS")
+    local_loads: int = Field(default=0, description="LDL instructions: spills and arrays in local memory")
+    local_stores: int = Field(default=0, description="STL instructions")
     code_bytes: int
     compiler: str
 

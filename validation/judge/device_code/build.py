@@ -1,0 +1,123 @@
+"""Compiles the kernels of a pack in confined jobs, one variant and target each, and keeps what they made."""
+
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Protocol
+
+from pydantic import ValidationError
+
+from ...records import canonical_json, digest_files, sha256
+from ..pack import KernelVariant
+from ..verdict import KernelAudit
+from .audit import audit
+from .records import TARGETS, CompileProblem, DeviceCode, target_name
+
+ENTRY = f"{__package__}.compile_job:run"
+
+# Bump when compile_job or DeviceCode changes what a cached entry means.
+_CACHE_SCHEMA = 1
+_MAX_FAULT = 2000
+
+
+class JobOutcome(Protocol):
+    """How a confined job ended: `status` is "ok" or says what stopped it; `value` and `blobs` are its answer."""
+
+    status: str
+    value: Mapping[str, Any]
+    blobs: tuple[bytes, ...]
+    error: str
+    stderr: str
+
+
+RunJob = Callable[[dict[str, Any]], JobOutcome]
+"""Runs the job function named by `ENTRY` with the payload, confined."""
+
+
+@dataclass(frozen=True)
+class Built:
+    """Everything that compiled, everything that did not, and the audits of what did, in the order of the pack."""
+
+    codes: tuple[DeviceCode, ...]
+    audits: tuple[KernelAudit, ...]
+    problems: tuple[CompileProblem, ...]
+
+
+def build(
+    source_files: Mapping[str, str],
+    variants: Mapping[str, KernelVariant],
+    run_job: RunJob,
+    targets: Iterable[int] = TARGETS,
+    cache: Path | None = None,
+) -> Built:
+    """Compiles and audits `variants` for each target from the extracted kernel sources `source_files`.
+
+    A variant whose compiler aborts, runs out of time or is refused becomes a problem of its own; the others go on.
+    `cache` is a directory that only the judge writes; entries depend on source, variant, target and Triton version.
+    """
+    codes, audits, problems = [], [], []
+    for target in targets:
+        for key, variant in variants.items():
+            result = _one(source_files, key, variant, target, run_job, cache)
+            figures = audit(result) if isinstance(result, DeviceCode) else result
+            if isinstance(figures, CompileProblem):
+                problems.append(figures)
+            else:
+                codes.append(result)
+                audits.append(figures)
+    return Built(tuple(codes), tuple(audits), tuple(problems))
+
+
+def _one(
+    files: Mapping[str, str], key: str, variant: KernelVariant, target: int, run_job: RunJob, cache: Path | None
+) -> DeviceCode | CompileProblem:
+    path = cache / f"{_cache_key(files, variant, target)}.json" if cache else None
+    if path and (kept := _read(path)):
+        return kept.model_copy(update={"kernel": key})
+    outcome = run_job(
+        {"source": {"files": dict(files)}, "variants": {key: variant.model_dump(mode="json")}, "target": target}
+    )
+    result = _received(key, target, outcome)
+    if path and isinstance(result, DeviceCode):
+        _write(path, result)
+    return result
+
+
+def _received(key: str, target: int, outcome: JobOutcome) -> DeviceCode | CompileProblem:
+    def problem(reason: str, message: str) -> CompileProblem:
+        return CompileProblem(reason=reason, message=message, kernel=key, target=target_name(target))
+
+    if outcome.status != "ok":
+        # LLVM reports what it died of on standard error, last.
+        said = "\n".join(text for text in (outcome.error, outcome.stderr) if text)
+        return problem("compile.crashed", f"the compiler ended with {outcome.status!s}: {said[-_MAX_FAULT:]}")
+    if fault := outcome.value.get("problems", {}).get(key):
+        return problem(fault["reason"], fault["message"])
+    ptx, cubin, sass = outcome.blobs
+    try:
+        texts = {"ptx": ptx.decode(), "sass": sass.decode(), "cubin": cubin}
+        return DeviceCode(kernel=key, **outcome.value["kernels"][key], **texts)
+    except (KeyError, ValidationError, UnicodeDecodeError) as error:
+        return problem("compile.answer", f"the compile job's answer is malformed: {error}")
+
+
+def _cache_key(files: Mapping[str, str], variant: KernelVariant, target: int) -> str:
+    source = digest_files({name: text.encode() for name, text in files.items()})
+    return sha256(canonical_json([_CACHE_SCHEMA, source, variant.digest(), target, metadata.version("triton")]).encode())
+
+
+def _read(path: Path) -> DeviceCode | None:
+    try:
+        return DeviceCode.model_validate_json(path.read_bytes())
+    except (FileNotFoundError, ValidationError):
+        return None
+
+
+def _write(path: Path, code: DeviceCode) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+        file.write(code.model_dump_json().encode())
+    os.replace(file.name, path)

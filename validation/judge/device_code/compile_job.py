@@ -1,0 +1,132 @@
+"""The compile job: runs in a confined child, sees only the extracted kernel sources, answers with device code."""
+
+import contextlib
+import io
+import os
+import re
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import triton
+
+# Imported at the first compilation otherwise: a process that has imported this module is warm.
+import triton.compiler.code_generator
+import triton.language.extra.libdevice  # noqa: F401
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import get_ptxas_version
+from triton.compiler import ASTSource, CompilationError
+from triton.runtime.errors import OutOfResources, PTXASError
+from triton.runtime.jit import JITFunction
+
+from ..pack import KernelVariant
+from ..recorder import package
+from .records import MAX_SHARED_BYTES, MAX_TENSOR_MEMORY_COLUMNS, target_name
+
+MAX_MESSAGE = 4000
+
+
+def run(payload: Mapping[str, Any], memory: Sequence[Any], scratch: str | Path) -> tuple[dict, list[bytes]]:
+    """Compiles kernel variants for one target.
+
+    payload: {"source": {"files": {name: text}}, "variants": {key: KernelVariant}, "target": 90 | 103}.
+    Answers ({"kernels": {key: DeviceCode without ptx, cubin and sass}, "order": [key, ...]}, blobs) with PTX, cubin
+    and SASS of each key of "order", in that order; a variant that does not compile has {"reason", "message"} in
+    "problems" instead. A compiler that aborts takes the process with it: give such a job one variant.
+    """
+    os.environ.update(
+        TRITON_CACHE_DIR=str(Path(scratch).resolve() / "triton"),
+        TRITON_DISABLE_LINE_INFO="1",  # source paths in the cubin would make equal kernels differ
+        TRITON_DEFAULT_FP_FUSION="1",
+        TRITON_DUMP_PTXAS_LOG="1",
+    )
+    package.install(payload["source"]["files"], Path(scratch))
+    kernels, problems, blobs = {}, {}, []
+    for key, fields in payload["variants"].items():
+        try:
+            kernels[key], parts = _compile(KernelVariant.model_validate(fields), payload["target"], Path(scratch))
+            blobs += parts
+        except _Problem as problem:
+            problems[key] = {"reason": problem.reason, "message": problem.message}
+    return {"kernels": kernels, "order": list(kernels), "problems": problems}, blobs
+
+
+class _Problem(Exception):
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.message = message[-MAX_MESSAGE:].encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def _compile(variant: KernelVariant, target: int, scratch: Path) -> tuple[dict[str, Any], list[bytes]]:
+    function = getattr(package.load(variant.file), variant.function, None)
+    if not isinstance(function, JITFunction):
+        raise _Problem("compile.no_kernel", f"{variant.file} has no @triton.jit function {variant.function!r}")
+    names = function.arg_names
+    if list(variant.signature) != names:
+        raise _Problem("compile.signature", f"{variant.function} takes {names}, not {list(variant.signature)}")
+    attributes = {(names.index(name),): [["tt.divisibility", 16]] for name in variant.divisible_by_16}
+    log = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(log):
+            compiled = triton.compile(
+                ASTSource(function, dict(variant.signature), dict(variant.constexprs), attributes),
+                target=GPUTarget("cuda", target, 32),
+                options=dict(variant.options),
+            )
+    except PTXASError as error:
+        raise _Problem("compile.assembler", str(error)) from error
+    except OutOfResources as error:
+        raise _Problem("compile.out_of_resources", str(error)) from error
+    except CompilationError as error:
+        raise _Problem("compile.error", _with_causes(error)) from error
+    except (AssertionError, RuntimeError, ValueError, TypeError, KeyError, NotImplementedError) as error:
+        raise _Problem("compile.error", f"{type(error).__name__}: {_with_causes(error)}") from error
+    facts = compiled.metadata
+    columns = facts.tmem_size or 0
+    for what, need, limit in (
+        ("bytes of shared memory", facts.shared, MAX_SHARED_BYTES),
+        ("columns of tensor memory", columns, MAX_TENSOR_MEMORY_COLUMNS),
+        ("threads", 32 * facts.num_warps, 1024),
+    ):
+        if need > limit:
+            raise _Problem("compile.out_of_resources", f"{variant.function} needs {need} {what}, a block has {limit}")
+    cubin = compiled.asm["cubin"]
+    return {
+        "target": target_name(target),
+        "entry": facts.name,
+        "warps": facts.num_warps,
+        "ctas": facts.num_ctas,
+        "shared_bytes": facts.shared,
+        "tensor_memory_columns": columns,
+        "global_scratch_bytes": facts.global_scratch_size,
+        "global_scratch_align": facts.global_scratch_align,
+        "profile_scratch_bytes": facts.profile_scratch_size,
+        "launch_pdl": facts.launch_pdl,
+        "launch_cooperative_grid": facts.launch_cooperative_grid,
+        "compiler": f"Triton {triton.__version__}, ptxas {_ptxas_release(target)}",
+        "ptxas_log": log.getvalue(),
+        "resource_usage": _cuobjdump("-res-usage", cubin, scratch).decode(),
+    }, [compiled.asm["ptx"].encode(), cubin, _cuobjdump("-sass", cubin, scratch)]
+
+
+def _with_causes(error: BaseException) -> str:
+    lines = []
+    while error is not None:
+        lines.append(str(error))
+        error = error.__cause__
+    return "\n".join(lines)
+
+
+def _ptxas_release(target: int) -> str:
+    found = re.search(r"V(\d+(?:\.\d+)+)", get_ptxas_version(target))
+    return found[1] if found else "of unknown version"
+
+
+def _cuobjdump(option: str, cubin: bytes, scratch: Path) -> bytes:
+    """Output of the wheel's cuobjdump for one cubin."""
+    path = scratch / "kernel.cubin"
+    path.write_bytes(cubin)
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    return subprocess.run([tool, option, path], check=True, capture_output=True).stdout

@@ -1,0 +1,188 @@
+"""The recorder's job: runs in a confined child process and answers with launch plans, or with why there is none.
+
+The child belongs to the candidate from the first import on, so the answer is data to be validated (see plan.py).
+"""
+
+import platform
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import triton
+
+from ...contracts.base import TensorRole, TensorSpec
+from ...tensors import DType, torch_dtype
+from ..candidate import Candidate
+from ..pack import KernelPack, ScratchBuffer
+from . import package
+from .context import Hardware, RecordingContext
+from .refusal import CandidateFiles, Refused
+from .session import Recording
+from .torch_guard import guarded
+from .triton_hook import BoundLaunch, check_version, intercepted
+
+
+def run(payload: Mapping[str, Any], memory: Sequence[Any], scratch: str | Path) -> tuple[dict, list[bytes]]:
+    """Records one candidate at each workload, twice, and compares.
+
+    payload: {"candidate": Candidate, "workloads": [{"name", "axes", "tensors": [TensorSpec], "static"?}],
+    "hardware": {"name", "capability", "multiprocessors", "max_shared"}}. A workload's optional "static" is
+    {tensor: {"offset", "bytes"}} into memory[0]: the values that `prepare` gets (storage bytes, gaps included).
+    Without it `prepare` sees zeros, and only the shapes of what it returns are kept.
+
+    Answers ({"packs": [KernelPack], "prepared": [[workload, name], ...]}, blobs), one blob of contiguous bytes for
+    each entry of "prepared"; or ({"rejected": {"reason", "message", "where", "workload"}}, []).
+    """
+    check_version()
+    candidate = Candidate.model_validate(payload["candidate"])
+    hardware = Hardware(**payload["hardware"])
+    files = CandidateFiles(package.install(candidate.files, Path(scratch)))
+    packs, names, blobs = [], [], []
+    workload_name = None
+    try:
+        with intercepted(hardware.capability, _outside_of_launch):
+            with files.blamed(f"importing {candidate.entry}"):
+                entry = package.load(candidate.entry)
+        if not callable(getattr(entry, "launch", None)):
+            raise Refused("record.no_launch", f"{candidate.entry} defines no launch(ctx, buffers, axes, config)")
+        for workload in payload["workloads"]:
+            workload_name = workload["name"]
+            recorder = _Recorder(candidate, entry, hardware, files, workload, memory)
+            packs.append(recorder.pack().model_dump(mode="json"))
+            names += [[workload_name, name] for name in recorder.prepared_bytes]
+            blobs += recorder.prepared_bytes.values()
+    except Refused as refusal:
+        fields = {"reason": refusal.reason, "message": refusal.message, "where": refusal.where}
+        return {"rejected": {**fields, "workload": workload_name}}, []
+    return {"packs": packs, "prepared": names}, blobs
+
+
+class Buffers(SimpleNamespace):
+    """What `launch` sees: one attribute for each tensor of the op, prepared buffer and scratch buffer."""
+
+    def __getattr__(self, name: str) -> torch.Tensor:
+        raise AttributeError(f"the op has no buffer {name!r}; it has {', '.join(sorted(vars(self)))}")
+
+
+class _Recorder:
+    def __init__(self, candidate, entry, hardware, files, workload, memory) -> None:
+        self.candidate, self.entry, self.hardware, self.files = candidate, entry, hardware, files
+        self.workload = workload["name"]
+        self.axes = dict(workload["axes"])
+        self.specs = tuple(TensorSpec.model_validate(spec) for spec in workload["tensors"])
+        self.static = workload.get("static")
+        self.memory = memory
+        self.prepared_bytes: dict[str, bytes] = {}
+
+    def pack(self) -> KernelPack:
+        with intercepted(self.hardware.capability, _outside_of_launch):
+            scratch = self._scratch()
+            prepared = self._prepare()
+        first, second = (self._record(scratch | prepared, reverse) for reverse in (False, True))
+        for number, (one, two) in enumerate(zip(first.launches, second.launches)):
+            if one != two:
+                self._unstable(f"launch {number} ({one.kernel}) differs")
+        if len(first.launches) != len(second.launches):
+            self._unstable(f"{len(first.launches)} launches, then {len(second.launches)}")
+        return KernelPack(
+            op=self.candidate.op,
+            workload=self.workload,
+            candidate_digest=self.candidate.digest(),
+            kernels=first.kernels,
+            launches=tuple(first.launches),
+            scratch=scratch,
+            prepared=prepared,
+            toolchain={"python": platform.python_version(), "torch": torch.__version__, "triton": triton.__version__},
+        )
+
+    def _unstable(self, what: str) -> None:
+        raise Refused(
+            "record.not_deterministic",
+            f"launch() was recorded twice with other addresses and the plans are not equal: {what}",
+        )
+
+    def _scratch(self) -> dict[str, ScratchBuffer]:
+        if not hasattr(self.entry, "scratch"):
+            return {}
+        with self.files.blamed("scratch"):
+            declared = self.entry.scratch(dict(self.axes), dict(self.candidate.config))
+            found = {name: (tuple(shape), dtype) for name, (shape, dtype) in declared.items()}
+        return {name: self._declaration("scratch", name, shape, dtype) for name, (shape, dtype) in found.items()}
+
+    def _prepare(self) -> dict[str, ScratchBuffer]:
+        if not hasattr(self.entry, "prepare"):
+            return {}
+        static = Buffers(**{spec.name: self._value(spec) for spec in self.specs if spec.role is TensorRole.STATIC})
+        with self.files.blamed("prepare"), torch.no_grad():
+            context = RecordingContext(self.hardware)
+            tensors = dict(self.entry.prepare(context, static, dict(self.axes), dict(self.candidate.config)))
+        prepared = {}
+        for name, tensor in tensors.items():
+            if type(tensor) is not torch.Tensor or tensor.device.type != "cpu" or tensor.layout is not torch.strided:
+                raise Refused("record.prepared", f"prepare returned {name!r} as {type(tensor).__name__}, not a CPU tensor")
+            prepared[name] = self._declaration("prepare", name, tuple(tensor.shape), tensor.dtype)
+            if self.static is not None:
+                flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+                self.prepared_bytes[name] = flat.numpy().tobytes()
+        return prepared
+
+    def _declaration(self, origin: str, name: str, shape: tuple[int, ...], dtype: Any) -> ScratchBuffer:
+        known = {torch_dtype(known): known for known in DType}
+        if dtype not in known:
+            listed = ", ".join(str(known) for known in known)
+            raise Refused("record.dtype", f"{origin}: buffer {name!r} has dtype {dtype!r}; known: {listed}")
+        if not (isinstance(name, str) and name.isidentifier()) or name in {spec.name for spec in self.specs}:
+            raise Refused("record.buffer_name", f"{origin}: {name!r} is not a free buffer name")
+        if not all(type(size) is int and size > 0 for size in shape):
+            raise Refused("record.shape", f"{origin}: buffer {name!r} has shape {shape}; sizes are positive integers")
+        return ScratchBuffer(shape=shape, dtype=known[dtype])
+
+    def _value(self, spec: TensorSpec) -> torch.Tensor:
+        """A static tensor with the judge's values, or zeros that cost no memory until written."""
+        dtype = torch_dtype(spec.dtype)
+        if self.static is None:
+            storage = torch.zeros(max(spec.storage_elements, 1), dtype=dtype)
+        else:
+            place = self.static[spec.name]
+            raw = bytearray(memoryview(self.memory[0])[place["offset"] : place["offset"] + place["bytes"]])
+            storage = torch.frombuffer(raw, dtype=dtype) if raw else torch.zeros(1, dtype=dtype)
+        return storage.as_strided(spec.shape, spec.strides)
+
+    def _record(self, extra: Mapping[str, ScratchBuffer], reverse: bool) -> Recording:
+        layouts = {spec.name: (spec.dtype, spec.shape, spec.strides, spec.storage_elements) for spec in self.specs}
+        for name, buffer in extra.items():
+            layouts[name] = (buffer.dtype, buffer.shape, *_contiguous(buffer.shape))
+        order = sorted(layouts, reverse=reverse)
+        spacer = torch.empty(4096 if reverse else 1, dtype=torch.uint8)
+        tensors = {name: _untouched(*layouts[name]) for name in order}
+        context = RecordingContext(self.hardware)
+        recording = Recording(tensors, context, self.files)
+        buffers = Buffers(**tensors)
+        with intercepted(self.hardware.capability, recording.add), guarded(recording.refuse):
+            with self.files.blamed("launch"):
+                self.entry.launch(context, buffers, dict(self.axes), dict(self.candidate.config))
+        del spacer
+        if recording.refusal is not None:
+            raise recording.refusal
+        if not recording.launches:
+            raise Refused("record.no_launches", "launch() launched no kernel")
+        return recording
+
+
+def _contiguous(shape: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
+    strides, elements = [], 1
+    for size in reversed(shape):
+        strides.append(elements)
+        elements *= size
+    return tuple(reversed(strides)), elements
+
+
+def _untouched(dtype: DType, shape: tuple[int, ...], strides: tuple[int, ...], elements: int) -> torch.Tensor:
+    """A tensor on a storage of its own that nothing has written: address space, not memory."""
+    return torch.empty(max(elements, 1), dtype=torch_dtype(dtype)).as_strided(shape, strides)
+
+
+def _outside_of_launch(bound: BoundLaunch) -> None:
+    raise Refused("record.launch_outside", f"kernel {bound.function.__name__!r} is launched outside of launch()")
