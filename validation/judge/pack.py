@@ -92,3 +92,8 @@ class KernelPack(Frozen):
     scratch: dict[str, ScratchBuffer]
     prepared: dict[str, ScratchBuffer] = Field(description="buffers that `prepare` returns, filled by the judge")
     toolchain: dict[str, str]
+
+
+def variant_key(variant: KernelVariant) -> str:
+    """A name for one specialisation that is the same in every pack."""
+    return f"{variant.function}-{variant.digest()[:12]}"
