@@ -1,0 +1,345 @@
+"""The judge's side: a confined place in which jobs run, one process each."""
+
+import contextlib
+import fcntl
+import json
+import os
+import signal
+import site
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import unicodedata
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import SandboxUnavailable
+from . import frames, selftest, supervisor
+from .records import JobResult, JobStatus, Limits, Profile, Rung, Trial
+
+RUNGS = ("namespaces", "filesystem_rules")
+UNCONFINED = "unconfined"
+
+_ENVIRONMENT = {
+    "PATH": "/usr/bin:/bin",
+    "LANG": "C.UTF-8",
+    "PYTHONHASHSEED": "0",
+    # One thread each: a library's helper thread would be outside the filter, and forks would lose it.
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+}
+_START_SECONDS = 120.0
+_GRACE_SECONDS = 90.0
+_QUOTED_CHARACTERS = 16_000
+_HOW = (
+    "allow unprivileged user namespaces (or run as root with CAP_SYS_ADMIN), or use Linux 6.2 or newer with Landlock "
+    "enabled; --unsafe-no-sandbox runs candidates unconfined"
+)
+
+
+def sealed_memory(size: int, name: str = "fasttrack") -> int:
+    """A memfd of `size` bytes that nobody can resize, for `Sandbox.run(memory=...)`. The caller closes it."""
+    descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(descriptor, size)
+    _seal(descriptor)
+    return descriptor
+
+
+def _seal(descriptor: int) -> None:
+    # A job that could cut the file short would end the judge with SIGBUS at its next read.
+    wanted = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+    try:
+        if fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & wanted != wanted:
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, wanted)
+    except OSError as error:
+        raise ValueError(f"memory file {descriptor} cannot be sealed ({error}): make it with sealed_memory()") from error
+
+
+class Sandbox:
+    """Runs jobs of trusted entry functions that handle untrusted code, each in a jail of its own.
+
+    `preload` modules are imported once; `environ` is added to an otherwise empty environment; up to `concurrency` jobs
+    run at a time (`run` may be called from any thread). At start each rung proves itself by the self-test, and the
+    first that does is used. Raises SandboxUnavailable when none does, unless `unsafe`.
+    """
+
+    def __init__(
+        self,
+        profile: Profile,
+        *,
+        preload: tuple[str, ...] = (),
+        environ: dict[str, str] | None = None,
+        concurrency: int = 2,
+        unsafe: bool = False,
+        rungs: tuple[str, ...] = RUNGS,
+    ) -> None:
+        self.profile = profile
+        self._preload, self._environ = preload, {**_ENVIRONMENT, **(environ or {})}
+        self._slots = threading.BoundedSemaphore(concurrency)
+        self._lock = threading.Lock()
+        self._zygote: _Zygote | None = None
+        self._running: set[socket.socket] = set()
+        self._closed = False
+        try:
+            self.rung = self._choose(rungs, unsafe)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> "Sandbox":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    @property
+    def description(self) -> str:
+        """Which rung confines the jobs, and what it enforces: one line for the evidence."""
+        return self.rung.description
+
+    def close(self) -> None:
+        """Ends every running job and the process that they are forked from."""
+        with self._lock:
+            self._closed = True
+            for connection in self._running:
+                connection.shutdown(socket.SHUT_RDWR)
+            zygote, self._zygote = self._zygote, None
+        if zygote is not None:
+            zygote.close()
+
+    def run(
+        self, entry: str, payload: dict[str, Any], *, memory: Sequence[int] = (), limits: Limits = Limits()
+    ) -> JobResult:
+        """Calls `entry` ("package.module:function") as `function(payload, maps, scratch)` in a fresh jail.
+
+        It returns a dict, or a dict and a list of bytes. `memory` are memfds (see `sealed_memory`); the job gets each
+        mapped shared and writable. Raises ValueError for bad arguments, SandboxUnavailable when the jail cannot be put
+        up; whatever the job does is in the result.
+        """
+        return self._run(self.rung.name, entry, payload, memory, limits)[0]
+
+    def _run(
+        self, rung: str, entry: str, payload: dict[str, Any], memory: Sequence[int], limits: Limits
+    ) -> tuple[JobResult, dict[str, Any]]:
+        if len(memory) > supervisor.MAX_MEMORY_FILES:
+            raise ValueError(f"{len(memory)} memory files, at most {supervisor.MAX_MEMORY_FILES}")
+        for descriptor in memory:
+            _seal(descriptor)
+        request = frames.encode(
+            {
+                "rung": rung if "." in rung else f"{__package__}.{rung}",
+                "profile": self.profile,
+                "entry": entry,
+                "payload": payload,
+                "limits": limits.model_dump(),
+            }
+        )
+        with self._slots:
+            answer, blobs = self._exchange(request, memory, limits)
+        if answer["ended"] == "setup":
+            raise SandboxUnavailable(f"{rung}: {answer['failed']}", _HOW)
+        return _result(answer, blobs), answer["facts"]
+
+    def _exchange(
+        self, request: bytes, memory: Sequence[int], limits: Limits
+    ) -> tuple[dict[str, Any], tuple[bytes, ...]]:
+        for _ in range(2):
+            with self._connection() as connection:
+                try:
+                    socket.send_fds(connection, [struct.pack(">Q", len(request))], list(memory))
+                    connection.sendall(request)
+                    connection.settimeout(_START_SECONDS)
+                    started = connection.recv(1)
+                except (BrokenPipeError, ConnectionResetError):
+                    started = b""
+                if started:
+                    return _answer(connection, limits)
+            self._drop_zygote()  # it died before the job began: nothing has run, so another may try
+        raise SandboxUnavailable("the sandbox's parent process died twice before the job began", _HOW)
+
+    @contextlib.contextmanager
+    def _connection(self) -> Iterator[socket.socket]:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        with ours, theirs:
+            with self._lock:
+                if self._closed:
+                    raise RuntimeError("the sandbox is closed")
+                if self._zygote is None:
+                    self._zygote = _Zygote(self._preload, self._environ)
+                self._zygote.adopt(theirs)
+                self._running.add(ours)
+            theirs.close()
+            try:
+                yield ours
+            finally:
+                with self._lock:
+                    self._running.discard(ours)
+
+    def _drop_zygote(self) -> None:
+        with self._lock:
+            zygote, self._zygote = self._zygote, None
+        if zygote is not None:
+            zygote.close()
+
+    def _choose(self, rungs: tuple[str, ...], unsafe: bool) -> Rung:
+        refused: list[str] = []
+        for name in rungs:
+            try:
+                trials, facts = self._try(name)
+            except SandboxUnavailable as error:
+                refused.append(error.what)
+                continue
+            if failed := [f"{trial.act} ({trial.happened})" for trial in trials if not trial.held]:
+                refused.append(f"{name}: {'; '.join(failed)}")
+                continue
+            return Rung(name=name, description=_describe(facts), trials=trials, refused=tuple(refused))
+        if not unsafe:
+            raise SandboxUnavailable(f"no sandbox on this system: {' | '.join(refused) or 'no rung to try'}", _HOW)
+        trials, _ = self._try(UNCONFINED)
+        description = "none (--unsafe-no-sandbox): limits on memory, time, file size and output only"
+        return Rung(name=UNCONFINED, description=description, trials=trials, refused=tuple(refused))
+
+    def _try(self, rung: str) -> tuple[tuple[Trial, ...], dict[str, Any]]:
+        with selftest.Exam(self.profile, self._environ) as exam:
+            result, facts = self._run(rung, selftest.ENTRY, exam.payload, (exam.memory,), selftest.LIMITS)
+            return exam.mark(result), facts
+
+
+def _answer(connection: socket.socket, limits: Limits) -> tuple[dict[str, Any], tuple[bytes, ...]]:
+    connection.settimeout(limits.wall_seconds + _GRACE_SECONDS)
+    data = bytearray()
+    try:
+        while chunk := connection.recv(1 << 20):
+            data += chunk
+    except (TimeoutError, ConnectionResetError):
+        data.clear()
+    if not data:
+        return {"ended": "exit", "status": signal.SIGKILL, "seconds": 0.0, "facts": {}}, (b"", b"", b"")
+    return frames.decode(bytes(data))
+
+
+def _result(answer: dict[str, Any], blobs: tuple[bytes, ...]) -> JobResult:
+    frame, out, err = blobs
+    status, value, parts, error = _outcome(answer, frame)
+    return JobResult(
+        status=status,
+        value=value,
+        blobs=parts,
+        error=quote(error),
+        stdout=quote(out.decode("utf-8", "replace")),
+        stderr=quote(err.decode("utf-8", "replace")),
+        seconds=answer["seconds"],
+    )
+
+
+def _outcome(answer: dict[str, Any], frame: bytes) -> tuple[JobStatus, dict[str, Any], tuple[bytes, ...], str]:
+    if answer["ended"] != "exit":
+        return JobStatus(answer["ended"]), {}, (), f"stopped: {answer['ended'].replace('_', ' ')}"
+    if os.WIFSIGNALED(answer["status"]):
+        number = os.WTERMSIG(answer["status"])
+        return JobStatus.KILLED, {}, (), f"killed by signal {number} ({signal.strsignal(number)})"
+    if not frame:
+        return JobStatus.ERROR, {}, (), f"ended with exit code {os.waitstatus_to_exitcode(answer['status'])}, no result"
+    try:
+        document, parts = frames.decode(frame)
+    except frames.FrameError as error:
+        return JobStatus.ERROR, {}, (), f"unreadable result: {error}"
+    match document:
+        case {"value": dict(value), **rest} if not rest:
+            return JobStatus.OK, value, parts, ""
+        case {"error": str(error), "out_of_memory": bool(memory), **rest} if not rest and not parts:
+            return JobStatus.OUT_OF_MEMORY if memory else JobStatus.ERROR, {}, (), error
+    return JobStatus.ERROR, {}, (), "unreadable result: neither a value nor an error"
+
+
+def quote(text: str) -> str:
+    """The end of `text`, without control, formatting, private and line-separator characters (newline, tab stay)."""
+    return "".join(
+        character
+        for character in text[-_QUOTED_CHARACTERS:]
+        if character in "\n\t" or unicodedata.category(character) not in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
+    )
+
+
+def _describe(facts: dict[str, Any]) -> str:
+    parts = [
+        f"{', '.join(facts['namespaces'])} namespaces, read-only root, tmpfs scratch" if "namespaces" in facts else "",
+        f"Landlock ABI {facts['landlock_abi']}" if facts["landlock_abi"] else "",
+        "seccomp allow-list",
+        f"uid {'of the job alone' if facts['uid'] != os.geteuid() else facts['uid']}",
+        "no capabilities, no new privileges",
+        "limits on memory, time, processes, files and output",
+    ]
+    return "; ".join(filter(None, parts))
+
+
+class _Zygote:
+    """The process that jobs are forked from."""
+
+    def __init__(self, preload: tuple[str, ...], environ: dict[str, str]) -> None:
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        code = f"from {__package__} import zygote; zygote.main({theirs.fileno()}, {os.getpid()})"
+        with theirs:
+            try:
+                self.process = subprocess.Popen(
+                    [sys.executable, "-I", "-c", code],
+                    env=environ,
+                    cwd="/",
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    pass_fds=(theirs.fileno(),),
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise SandboxUnavailable(
+                    f"cannot start {sys.executable} as uid {os.geteuid()}: {error.strerror}",
+                    "install Python and its packages where this user can reach them",
+                ) from error
+        user_site = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
+        settings = {"preload": preload, "paths": [path for path in user_site if path in sys.path], "home": str(Path.home())}
+        self._control.send(json.dumps(settings).encode())
+        self._control.settimeout(_START_SECONDS)
+        ready = json.loads(self._control.recv(1 << 16) or b'{"failed": "it ended without a word"}')
+        if "failed" in ready:
+            self.close()
+            raise SandboxUnavailable(
+                f"the sandbox's parent process could not start: {quote(ready['failed']).strip().splitlines()[-1]}",
+                f"check that `{sys.executable} -I` can import {', '.join(preload) or __package__}",
+            )
+        if ready["prefix"] != sys.prefix:
+            self.close()
+            raise SandboxUnavailable(
+                f"{sys.executable} starts another Python: {ready['prefix']}, not {sys.prefix}", "repair the environment"
+            )
+
+    def adopt(self, connection: socket.socket) -> None:
+        """Hands over one job's connection. A zygote that is gone shows as end of file on the other end."""
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            socket.send_fds(self._control, [b"j"], [connection.fileno()])
+
+    def close(self) -> None:
+        """Ends the process and waits for it."""
+        self._control.close()
+        self.process.terminate()
+        self.process.wait()
+
+
+def probe(*, unsafe: bool = False, rungs: tuple[str, ...] = RUNGS) -> Rung:
+    """Runs the self-test for both profiles, and a Triton kernel in the interpreter. Raises SandboxUnavailable."""
+    with Sandbox(Profile.RECORDER, unsafe=unsafe, rungs=rungs) as recorder:
+        trials = list(recorder.rung.trials)
+    environ = {"TRITON_INTERPRET": "1"}
+    with Sandbox(
+        Profile.INTERPRETER, preload=("torch", "triton"), environ=environ, unsafe=unsafe, rungs=rungs
+    ) as interpreter:
+        trials += [trial for trial in interpreter.rung.trials if trial.act not in {known.act for known in trials}]
+        trials.append(selftest.kernel(interpreter))
+        if not unsafe and not trials[-1].held:
+            raise SandboxUnavailable(f"no Triton kernel ran in the sandbox: {trials[-1].happened}", _HOW)
+        return interpreter.rung.model_copy(update={"trials": tuple(trials)})
