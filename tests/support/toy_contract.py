@@ -87,7 +87,8 @@ class Toy(OpContract):
         scale = 2.0**60 if distribution == "large" else 1.0
         chosen = torch.randperm(slots - 1, generator=g)[:rows].int() + 1
         if distribution == "padded":
-            chosen[:: 2] = torch.randint(-1, 1, chosen[::2].shape, generator=g, dtype=torch.int32)
+            # The null page, then a padding mark, alternately: a draw at random would miss one of them now and then.
+            chosen[::2] = -(torch.arange(len(chosen[::2]), dtype=torch.int32) % 2)
         return {
             "w": torch.randn(WIDTH, generator=g),
             "x": (torch.randn(rows, WIDTH, generator=g) * scale).bfloat16(),

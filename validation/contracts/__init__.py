@@ -44,6 +44,10 @@ class ModelContract:
         """The contract of op `name`. Raises UserError with the nearest known name."""
         return self.ops[_known(f"op of {self.model}", name, tuple(self.ops))]
 
+    def digest(self, op: str) -> str:
+        """SHA-256 (hex) of the installed files that make up the exam of `op`."""
+        return contract_digest(self.model, op)
+
 
 def models() -> tuple[str, ...]:
     """Names of the models that have a contract."""

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from ..contracts.base import TensorRole, TensorSpec
+from ..sandbox import sealed_memory
 from ..tensors import torch_dtype
 from .pack import ScratchBuffer
 
@@ -70,19 +71,23 @@ class Arena:
             gap = GUARD_BYTES + int(generator.integers(0, 16)) * ALIGNMENT
             offset = -(-(offset + size + gap) // ALIGNMENT) * ALIGNMENT
         self.size = offset + GUARD_BYTES
-        self.fd = os.memfd_create("fasttrack-arena", os.MFD_CLOEXEC)
-        os.ftruncate(self.fd, self.size)
+        self.fd = sealed_memory(self.size, "fasttrack-arena")
         self._map = mmap.mmap(self.fd, self.size)
         self._bytes = np.frombuffer(self._map, np.uint8)
         self._bytes[:] = np.frombuffer(generator.bytes(self.size), np.uint8)
         self._before: np.ndarray | None = None
 
+    def flat(self, name: str) -> torch.Tensor:
+        """The storage of tensor `name`, gaps included: one axis, live memory."""
+        slot = self.slots[name]
+        storage = torch.frombuffer(self._map, dtype=torch.uint8, count=self.size)
+        return storage[slot.offset : slot.offset + slot.size].view(torch_dtype(self.specs[name].dtype))
+
     def view(self, name: str) -> torch.Tensor:
         """The tensor `name` as laid out in the arena (strided view of live memory)."""
-        spec, slot = self.specs[name], self.slots[name]
-        storage = torch.frombuffer(self._map, dtype=torch.uint8, count=self.size)
-        flat = storage[slot.offset : slot.offset + slot.size].view(torch_dtype(spec.dtype))
-        return flat.as_strided(spec.shape, spec.strides)
+        spec = self.specs[name]
+        flat = self.flat(name)
+        return torch.as_strided(flat, spec.shape, spec.strides, flat.storage_offset())
 
     def put(self, name: str, value: torch.Tensor) -> None:
         """Copies a logical tensor into its strided place; gaps keep their noise."""

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from ..contracts import ModelContract, contract_digest
+from ..contracts import ModelContract
 from ..contracts.base import OpContract, TensorRole, Workload
 from ..digests import installed_judge_digest
 from ..errors import UserError
@@ -25,6 +25,7 @@ from ..sandbox import JobStatus, Limits, Profile, Sandbox
 from . import inspect_trial, stages
 from .candidate import Candidate
 from .diagnose import diagnose
+from .executor import ENTRY as INTERPRET_ENTRY
 from .executor import Interpreter
 from .pack import KernelPack
 from .ruling import Ruling
@@ -34,6 +35,9 @@ from .verdict import CheckResult, Verdict
 
 # Row counts of the screening workloads: one skinny and one small batch; confirmation covers every bucket.
 SCREEN_ROWS = (1, 4)
+RECORD_MODULE = stages.RECORD_ENTRY.partition(":")[0]
+COMPILE_MODULE = stages.COMPILE_ENTRY.partition(":")[0]
+INTERPRET_MODULE = INTERPRET_ENTRY.partition(":")[0]
 INTERPRETER_LIMITS = Limits(wall_seconds=240, memory_bytes=8 << 30)
 
 
@@ -61,11 +65,11 @@ class Judge:
     def __enter__(self) -> "Judge":
         torch.set_num_threads(1)
         self._recorder = Sandbox(
-            Profile.RECORDER, preload=("torch", "triton", "fasttrack_validation.judge.recorder.job"),
+            Profile.RECORDER, preload=("torch", "triton", RECORD_MODULE, COMPILE_MODULE),
             concurrency=self._concurrency, unsafe=self._unsafe,
         )  # fmt: skip
         self._interpreter = Sandbox(
-            Profile.INTERPRETER, preload=("triton", "fasttrack_validation.judge.interpreter.job"),
+            Profile.INTERPRETER, preload=("triton", INTERPRET_MODULE),
             environ={"TRITON_INTERPRET": "1"}, concurrency=self._concurrency, unsafe=self._unsafe,
         )  # fmt: skip
         self._recorder.__enter__()
@@ -108,7 +112,7 @@ class Judge:
     ) -> Verdict:  # fmt: skip
         ruling = Ruling(
             model=self.model.model, op=candidate.op, candidate=candidate,
-            contract_digest=contract_digest(self.model.model, candidate.op), judge_digest=installed_judge_digest(),
+            contract_digest=self.model.digest(candidate.op), judge_digest=installed_judge_digest(),
             sandbox=self.sandbox, unsafe=self._unsafe,
         )  # fmt: skip
         with _timed(ruling, "sanity"):

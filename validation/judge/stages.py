@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from ..contracts.base import OpContract, TensorSpec, Workload
 from ..performance.hardware import Hardware
-from ..sandbox import JobResult, JobStatus, Limits, Sandbox
+from ..sandbox import JobResult, JobStatus, Limits, Sandbox, sealed_memory
 from . import plan
 from .candidate import Candidate
 from .device_code.build import ENTRY as COMPILE_ENTRY
@@ -131,9 +131,8 @@ def prepare(
         length = spec.storage_elements * spec.dtype.bytes
         table[name] = {"offset": size, "bytes": length}
         size += -(-length // 256) * 256
-    fd = os.memfd_create("fasttrack-static", os.MFD_CLOEXEC)
+    fd = sealed_memory(max(size, 1), "fasttrack-static")
     try:
-        os.ftruncate(fd, max(size, 1))
         memory = mmap.mmap(fd, max(size, 1))
         for name, spec in specs.items():
             _place(memory, table[name], spec, static[name])

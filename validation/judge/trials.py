@@ -38,7 +38,8 @@ class Trial:
     produced: dict[str, torch.Tensor] = field(default_factory=dict)
     poison: dict[str, torch.Tensor] = field(default_factory=dict)
     stray: tuple[StrayWrite, ...] = ()
-    dense: dict[str, torch.Tensor] = field(default_factory=dict)
+    dense: dict[str, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+    """Paged tensors as a kernel that assumes dense pages addresses them: before and after."""
     launches: tuple[Mapping[str, int], ...] = ()
     seconds: float = 0.0
 
@@ -69,6 +70,8 @@ def run_trial(
         for name, data in prepared.items():
             arena.put_bytes(name, data)
         arena.seal()
+        paged = [name for name in contract.produced if _is_paged(arena, name)]
+        dense = {name: _dense_reading(arena, name) for name in paged}
         outcome = executor.execute(pack, arena, spec.order)
         trial = Trial(
             spec, str(outcome["status"]), str(outcome.get("message", "")), inputs,
@@ -80,7 +83,7 @@ def run_trial(
                 name: arena.initial(name) for name in contract.produced if arena.specs[name].role is TensorRole.OUTPUT
             }
             trial.stray = arena.stray_writes()
-            trial.dense = {name: _dense_reading(arena, name) for name in contract.produced if _is_paged(arena, name)}
+            trial.dense = {name: (before, _dense_reading(arena, name)) for name, before in dense.items()}
         return trial
     finally:
         arena.close()
@@ -102,16 +105,6 @@ def _is_paged(arena: Arena, name: str) -> bool:
 
 
 def _dense_reading(arena: Arena, name: str) -> torch.Tensor:
-    """The first pages of a strided pool as a kernel that assumes dense pages addresses them."""
+    """A strided pool as a kernel that assumes dense pages addresses it. Page strides are never below dense ones."""
     spec = arena.specs[name]
-    page = int(np.prod(spec.shape[1:]))
-    pages = min(spec.shape[0], spec.storage_elements // page)
-    flat = arena.view(name).as_strided((pages, *spec.shape[1:]), (page, *_dense_strides(spec.shape[1:])))
-    return flat.clone(memory_format=torch.contiguous_format)
-
-
-def _dense_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    strides = [1]
-    for size in reversed(shape[1:]):
-        strides.append(strides[-1] * size)
-    return tuple(reversed(strides)) if shape else ()
+    return arena.flat(name)[: int(np.prod(spec.shape))].reshape(spec.shape).clone()

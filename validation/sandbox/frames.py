@@ -23,7 +23,8 @@ class FrameError(ValueError):
 def encode(document: dict[str, Any], blobs: tuple[bytes, ...] = ()) -> bytes:
     """The frame of a document and blobs. Raises FrameError where `decode` would refuse it."""
     try:
-        text = canonical_json(document).encode()
+        # Not the canonical form: an object's order can matter to the reader (a kernel's parameters, say).
+        text = json.dumps(document, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise FrameError(f"not a finite JSON object: {error}") from error
     parts = (text, *blobs)

@@ -28,7 +28,8 @@ def run(payload: dict, memory: list[mmap.mmap], scratch: pathlib.Path) -> dict:
     in memory[0], and whether it is writable) and `order` (ascending, descending, shuffled:<seed>), the order of the
     programs inside a launch: the result of an honest kernel does not depend on it.
 
-    Returns `status` with `message`, `details`, `programs` (how many ran) and `seconds` (of interpreting):
+    Returns `status` with `message`, `details`, `launches` (of each finished launch: programs, bytes_loaded and
+    bytes_stored by active lanes) and `seconds` (of interpreting):
     `ok`; `violation` (a launch touched memory that it may not touch; `details` is the first such access);
     `unsupported` (only a GPU can run it); `error` (the plan does not fit the source or the buffers, or a kernel raised).
     Once it is not `ok`, buffers hold whatever the programs before had written.
@@ -44,7 +45,7 @@ def run(payload: dict, memory: list[mmap.mmap], scratch: pathlib.Path) -> dict:
         modules = _import_sources(source, scratch)
         base = ctypes.addressof(ctypes.c_char.from_buffer(memory[0]))
         for step.launch, launch in enumerate(pack.launches):
-            step.programs += _run_launch(launch, pack, modules, payload["buffers"], base, len(memory[0]), payload["order"])
+            step.meters.append(_run_launch(launch, pack, modules, payload["buffers"], base, len(memory[0]), payload["order"]))
     except MemoryViolation as violation:
         return step.result("violation", str(violation), started, violation.violation.as_dict())
     except NotInterpretable as reason:
@@ -59,12 +60,12 @@ class _Step:
 
     def __init__(self) -> None:
         self.launch = 0
-        self.programs = 0
+        self.meters: list[dict[str, int]] = []
 
     def result(self, status: str, message: str, started: float, details: dict) -> dict:
         return {
             "status": status, "message": message, "details": details | ({} if status == "ok" else {"launch": self.launch}),
-            "programs": self.programs, "seconds": time.perf_counter() - started,
+            "launches": self.meters, "seconds": time.perf_counter() - started,
         }  # fmt: skip
 
 
@@ -97,7 +98,7 @@ def _module_name(package: str, file: str) -> str:
 
 def _run_launch(
     launch: Launch, pack: KernelPack, modules: dict[str, ModuleType], buffers: dict, base: int, size: int, order: str
-) -> int:
+) -> dict[str, int]:
     from triton.runtime.interpreter import InterpretedFunction
 
     from . import execute
@@ -106,10 +107,9 @@ def _run_launch(
     kernel = getattr(modules[variant.file], variant.function)
     if not isinstance(kernel, InterpretedFunction):
         raise UserError(f"{variant.file}: {variant.function} is not a @triton.jit function", "launch kernels only")
-    return execute.launch(
-        kernel, _arguments(launch, variant, kernel, buffers, base), launch.grid, order,
-        _allowed(launch, variant, buffers, base, size),
-    )  # fmt: skip
+    allowed = _allowed(launch, variant, buffers, base, size)
+    programs = execute.launch(kernel, _arguments(launch, variant, kernel, buffers, base), launch.grid, order, allowed)
+    return {"programs": programs, "bytes_loaded": allowed.bytes_loaded, "bytes_stored": allowed.bytes_stored}
 
 
 def _arguments(launch: Launch, variant: KernelVariant, kernel, buffers: dict, base: int) -> dict[str, object]:

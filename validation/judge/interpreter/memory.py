@@ -76,15 +76,22 @@ class NotInterpretable(Exception):
 
 
 class Memory:
-    """The address ranges that the running launch may touch."""
+    """The address ranges that the running launch may touch, and how many bytes its active lanes moved."""
 
     def __init__(self, kernel: str, ranges: list[Range]) -> None:
         self.kernel = kernel
         self.ranges = sorted(ranges, key=lambda r: r.start)
         self._starts = [r.start for r in self.ranges]
+        self.bytes_loaded = 0
+        self.bytes_stored = 0
 
     def check(self, addresses: np.ndarray, mask: np.ndarray | None, itemsize: int, access: str) -> None:
         """Raises MemoryViolation unless each active lane's `itemsize` bytes at `addresses` (uint64) are allowed."""
+        lanes = addresses.size if mask is None else np.count_nonzero(np.broadcast_to(mask, addresses.shape))
+        if access == "read":
+            self.bytes_loaded += lanes * itemsize
+        else:
+            self.bytes_stored += lanes * itemsize
         if addresses.size == 0 or self._inside(addresses, itemsize, access):
             return
         # Masked-off lanes may point anywhere: look again at the active ones alone.
