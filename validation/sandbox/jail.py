@@ -21,6 +21,7 @@ from . import frames, system
 from .plan import Plan, RungModule, SetupError
 
 MAX_ERROR_CHARACTERS = 8000
+SCRATCH_VARIABLES = ("HOME", "TMPDIR", "TRITON_HOME")
 
 
 @dataclass
@@ -152,7 +153,8 @@ def _map(descriptors: tuple[int, ...]) -> list[mmap.mmap]:
 def _set_environment(scratch: str) -> None:
     os.chdir(scratch)
     os.umask(0o077)
-    os.environ.update({"HOME": scratch, "TMPDIR": scratch})
+    # Triton takes the home at import; TRITON_HOME it reads when it needs the cache.
+    os.environ.update(dict.fromkeys(SCRATCH_VARIABLES, scratch))
     tempfile.tempdir = None
     sys.dont_write_bytecode = True
     gc.enable()

@@ -12,14 +12,20 @@ DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom")
 OWN_PACKAGES = ("fasttrack_validation", "fasttrack_models")
 
 
-def readable(packages: Iterable[str], home: str) -> list[str]:
+def home() -> str:
+    """This user's home directory; a path that does not exist where the user has none."""
+    path = os.path.expanduser("~")
+    return path if os.path.isabs(path) else "/nonexistent"
+
+
+def readable(packages: Iterable[str], private: str) -> list[str]:
     """Absolute paths of this interpreter's needs, outermost only, sorted; `packages` are top-level names to add.
 
-    A directory of sys.path that is the root, holds `home` or is a git work tree is left out: what is imported from
+    A directory of sys.path that is the root, holds `private` (the home) or is a git work tree is left out: what is imported from
     there must be named among the packages. Run it in a fresh, isolated interpreter: sys.path is taken as it stands.
     """
     prefixes = {sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix}
-    paths = {path for path in sys.path if os.path.isabs(path) and not _too_wide(path, home)}
+    paths = {path for path in sys.path if os.path.isabs(path) and not _too_wide(path, private)}
     for name in packages:
         spec = importlib.util.find_spec(name)
         if spec is not None:
@@ -30,9 +36,14 @@ def readable(packages: Iterable[str], home: str) -> list[str]:
     return sorted(path for path in wanted if not any(_inside(path, other) for other in wanted if other != path))
 
 
-def _too_wide(path: str, home: str) -> bool:
+def _too_wide(path: str, private: str) -> bool:
     real = os.path.realpath(path)
-    return real == "/" or _inside(home, real) or os.path.exists(os.path.join(real, ".git"))
+    return real == "/" or _inside(private, real) or os.path.exists(os.path.join(real, ".git"))
+
+
+def covered(path: str, roots: Iterable[str]) -> bool:
+    """Whether `path` lies in one of the roots."""
+    return any(_inside(os.path.realpath(path), root) for root in roots)
 
 
 def _inside(path: str, directory: str) -> bool:

@@ -14,20 +14,20 @@ import tempfile
 import threading
 import unicodedata
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from ..errors import SandboxUnavailable
-from . import frames, selftest, supervisor
+from . import frames, roots, selftest, supervisor
 from .records import JobResult, JobStatus, Limits, Profile, Rung, Trial
 
-RUNGS = ("namespaces", "filesystem_rules")
-UNCONFINED = "unconfined"
+RUNGS = ("namespaces", "landlock")
+UNCONFINED = "none"
 
 _ENVIRONMENT = {
     "PATH": "/usr/bin:/bin",
     "LANG": "C.UTF-8",
-    "PYTHONHASHSEED": "0",
+    # What a library remembers at import must not be this user's home; each job then gets its own scratch.
+    "HOME": "/nonexistent",
     # One thread each: a library's helper thread would be outside the filter, and forks would lose it.
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
@@ -65,7 +65,7 @@ class Sandbox:
 
     `preload` modules are imported once; `environ` is added to an otherwise empty environment; up to `concurrency` jobs
     run at a time (`run` may be called from any thread). At start each rung proves itself by the self-test, and the
-    first that does is used. Raises SandboxUnavailable when none does, unless `unsafe`.
+    first that does is used; `rungs` is the order in which they are tried. Raises SandboxUnavailable when none does, unless `unsafe`.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class Sandbox:
             _seal(descriptor)
         request = frames.encode(
             {
-                "rung": rung if "." in rung else f"{__package__}.{rung}",
+                "rung": f"{__package__}.rung_{rung}",
                 "profile": self.profile,
                 "entry": entry,
                 "payload": payload,
@@ -157,8 +157,11 @@ class Sandbox:
                     started = connection.recv(1)
                 except (BrokenPipeError, ConnectionResetError):
                     started = b""
-                if started:
-                    return _answer(connection, limits)
+                answer = _answer(connection, limits) if started else None
+                if self._closed:
+                    raise RuntimeError("the sandbox was closed while the job ran")
+            if answer:
+                return answer
             self._drop_zygote()  # it died before the job began: nothing has run, so another may try
         raise SandboxUnavailable("the sandbox's parent process died twice before the job began", _HOW)
 
@@ -180,6 +183,12 @@ class Sandbox:
                 with self._lock:
                     self._running.discard(ours)
 
+    def _roots(self) -> tuple[str, ...]:
+        with self._lock:
+            if self._zygote is None:
+                self._zygote = _Zygote(self._preload, self._environ)
+            return self._zygote.roots
+
     def _drop_zygote(self) -> None:
         with self._lock:
             zygote, self._zygote = self._zygote, None
@@ -194,7 +203,7 @@ class Sandbox:
             except SandboxUnavailable as error:
                 refused.append(error.what)
                 continue
-            if failed := [f"{trial.act} ({trial.happened})" for trial in trials if not trial.held]:
+            if failed := [f"{trial.act} ({trial.happened[:100]})" for trial in trials if not trial.held]:
                 refused.append(f"{name}: {'; '.join(failed)}")
                 continue
             return Rung(name=name, description=_describe(facts), trials=trials, refused=tuple(refused))
@@ -205,7 +214,7 @@ class Sandbox:
         return Rung(name=UNCONFINED, description=description, trials=trials, refused=tuple(refused))
 
     def _try(self, rung: str) -> tuple[tuple[Trial, ...], dict[str, Any]]:
-        with selftest.Exam(self.profile, self._environ) as exam:
+        with selftest.Exam(self.profile, self._environ, self._roots()) as exam:
             result, facts = self._run(rung, selftest.ENTRY, exam.payload, (exam.memory,), selftest.LIMITS)
             return exam.mark(result), facts
 
@@ -216,11 +225,10 @@ def _answer(connection: socket.socket, limits: Limits) -> tuple[dict[str, Any], 
     try:
         while chunk := connection.recv(1 << 20):
             data += chunk
-    except (TimeoutError, ConnectionResetError):
-        data.clear()
-    if not data:
+        return frames.decode(bytes(data))
+    except (TimeoutError, ConnectionResetError, frames.FrameError):
+        # The supervisor itself was killed (out of memory, say): its job went with it.
         return {"ended": "exit", "status": signal.SIGKILL, "seconds": 0.0, "facts": {}}, (b"", b"", b"")
-    return frames.decode(bytes(data))
 
 
 def _result(answer: dict[str, Any], blobs: tuple[bytes, ...]) -> JobResult:
@@ -302,7 +310,7 @@ class _Zygote:
                     "install Python and its packages where this user can reach them",
                 ) from error
         user_site = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
-        settings = {"preload": preload, "paths": [path for path in user_site if path in sys.path], "home": str(Path.home())}
+        settings = {"preload": preload, "paths": [path for path in user_site if path in sys.path], "home": roots.home()}
         self._control.send(json.dumps(settings).encode())
         self._control.settimeout(_START_SECONDS)
         ready = json.loads(self._control.recv(1 << 16) or b'{"failed": "it ended without a word"}')
@@ -318,6 +326,8 @@ class _Zygote:
                 f"{sys.executable} starts another Python: {ready['prefix']}, not {sys.prefix}", "repair the environment"
             )
 
+        self.roots = tuple(ready["roots"])
+
     def adopt(self, connection: socket.socket) -> None:
         """Hands over one job's connection. A zygote that is gone shows as end of file on the other end."""
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
@@ -331,7 +341,10 @@ class _Zygote:
 
 
 def probe(*, unsafe: bool = False, rungs: tuple[str, ...] = RUNGS) -> Rung:
-    """Runs the self-test for both profiles, and a Triton kernel in the interpreter. Raises SandboxUnavailable."""
+    """Runs the self-test for both profiles, and a Triton kernel in the interpreter; says what each act came to.
+
+    Raises SandboxUnavailable where no rung of `rungs` holds, or no kernel runs in it, unless `unsafe`.
+    """
     with Sandbox(Profile.RECORDER, unsafe=unsafe, rungs=rungs) as recorder:
         trials = list(recorder.rung.trials)
     environ = {"TRITON_INTERPRET": "1"}

@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import acts
+from . import acts, jail, roots
 from .records import JobResult, JobStatus, Limits, Profile, Trial
 
 if TYPE_CHECKING:
@@ -45,8 +45,8 @@ def main(memory, scratch):
 class Exam:
     """One sitting: a canary file, a stranger process, four bytes of shared memory."""
 
-    def __init__(self, profile: Profile, environ: dict[str, str]) -> None:
-        self._profile, self._environ = profile, environ
+    def __init__(self, profile: Profile, environ: dict[str, str], readable: tuple[str, ...]) -> None:
+        self._profile, self._environ, self._readable = profile, environ, readable
 
     def __enter__(self) -> "Exam":
         from .sandbox import sealed_memory
@@ -72,18 +72,18 @@ class Exam:
 
     def _payload(self, canary: Path, stranger: int) -> dict[str, Any]:
         package = Path(__file__).parents[1]
-        folders = {Path.home(), Path.cwd(), package.parent}
-        private = [canary, *(file for folder in sorted(folders) for file in _some_files(folder))]
-        if os.path.exists("/etc/passwd"):
-            private.append(Path("/etc/passwd"))
+        home = Path(roots.home())
+        # Installed as a wheel the package lies among others that jobs may read. The home is never allowed for.
+        folders = {path for path in (Path.cwd(), package.parent) if not roots.covered(str(path), self._readable)} | {home}
+        private = [canary, Path("/etc/passwd"), *(file for folder in sorted(folders) for file in _some_files(folder))]
         numpy = importlib.util.find_spec("numpy")
         written = {"/", "/tmp", "/var/tmp", "/dev/shm", sys.prefix, sys.base_prefix, package, *folders}
         return {
             "skip": _NOT_FOR[self._profile],
-            "unreadable": [str(path) for path in private if not path.is_relative_to(package)],
+            "unreadable": [str(path) for path in private if path.exists()],
             "unwritable": sorted(map(str, written)),
             "strangers": [os.getpid(), stranger],
-            "environment": [*self._environ, "HOME", "TMPDIR", "LC_CTYPE"],
+            "environment": [*self._environ, *jail.SCRATCH_VARIABLES, "LC_CTYPE"],
             "memory_bytes": LIMITS.memory_bytes,
             "scratch_bytes": LIMITS.scratch_bytes,
             "processes": LIMITS.processes,

@@ -8,7 +8,7 @@ import os
 import shutil
 import tempfile
 
-from . import landlock, namespaces, seccomp, system
+from . import landlock, rung_namespaces, seccomp, system
 from .plan import Plan, SetupError
 
 CONFINES = True
@@ -38,7 +38,7 @@ def inside(plan: Plan) -> None:
 def lock(plan: Plan) -> None:
     """Landlock, then the system call filter. Before ABI 6 the filter alone confines signals."""
     abi = landlock.abi()
-    landlock.restrict(namespaces.rules(plan, abi), abi)
+    landlock.restrict(rung_namespaces.rules(plan, abi), abi)
     plan.facts["landlock_abi"] = abi
     seccomp.install(may_fork=plan.may_fork, only_pid=None if abi >= landlock.ABI_SIGNALS else os.getpid())
 
