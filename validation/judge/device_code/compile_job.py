@@ -64,14 +64,15 @@ def _compile(variant: KernelVariant, target: int, scratch: Path) -> tuple[dict[s
     if not isinstance(function, JITFunction):
         raise _Problem("compile.no_kernel", f"{variant.file} has no @triton.jit function {variant.function!r}")
     names = function.arg_names
-    if list(variant.signature) != names:
-        raise _Problem("compile.signature", f"{variant.function} takes {names}, not {list(variant.signature)}")
+    if set(variant.signature) != set(names):
+        raise _Problem("compile.signature", f"{variant.function} takes {names}, not {sorted(variant.signature)}")
+    signature = {name: variant.signature[name] for name in names}
     attributes = {(names.index(name),): [["tt.divisibility", 16]] for name in variant.divisible_by_16}
     log = io.StringIO()
     try:
         with contextlib.redirect_stdout(log):
             compiled = triton.compile(
-                ASTSource(function, dict(variant.signature), dict(variant.constexprs), attributes),
+                ASTSource(function, signature, dict(variant.constexprs), attributes),
                 target=GPUTarget("cuda", target, 32),
                 options=dict(variant.options),
             )
@@ -96,6 +97,7 @@ def _compile(variant: KernelVariant, target: int, scratch: Path) -> tuple[dict[s
     return {
         "target": target_name(target),
         "entry": facts.name,
+        "parameters": [name for name, kind in signature.items() if kind != "constexpr"],
         "warps": facts.num_warps,
         "ctas": facts.num_ctas,
         "shared_bytes": facts.shared,
