@@ -45,11 +45,14 @@ Argument = Annotated[BufferArgument | ScalarArgument, Field(discriminator="kind"
 
 
 class KernelVariant(Frozen):
-    """One specialisation of one Triton kernel: enough to compile it, or to interpret it, from its source."""
+    """One specialisation of one Triton kernel: enough to compile it, or to interpret it, from its source.
+
+    Parameters go by name; their order is the source's (canonical JSON does not keep the order of keys).
+    """
 
     file: str = Field(description="candidate file that defines the kernel")
     function: str = Field(description="name of the @triton.jit function in that file")
-    signature: dict[str, str] = Field(description="parameter -> Triton type (*bf16, i32, constexpr, ...), in order")
+    signature: dict[str, str] = Field(description="parameter -> Triton type (*bf16, i32, constexpr, ...)")
     constexprs: dict[str, bool | int | float | str | None] = Field(description="parameter -> baked value")
     divisible_by_16: tuple[str, ...] = Field(description="parameters specialised as divisible by 16")
     options: dict[str, bool | int | float | str | None] = Field(

@@ -10,7 +10,7 @@ Rules that the executors rely on:
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from ..contracts.base import TensorRole, TensorSpec
@@ -60,8 +60,8 @@ OPTIONS: Mapping[str, Callable[[Any], bool]] = {
 }
 """Every option that a variant may (and must) have, with the test of its value."""
 
-# source file -> kernel -> parameter names in order
-SourceFunctions = Mapping[str, Mapping[str, tuple[str, ...]]]
+# source file -> kernel -> parameter names
+SourceFunctions = Mapping[str, Mapping[str, Collection[str]]]
 
 
 class Problem(Frozen):
@@ -76,8 +76,8 @@ def validate(
 ) -> tuple[Problem, ...]:
     """What is wrong with `pack` as a plan over the tensors `specs`; empty when an executor may run it.
 
-    `source_functions` names the kernels of the extracted source and their parameters in order. At most
-    `MAX_PROBLEMS` problems are listed.
+    `source_functions` names the kernels of the extracted source and their parameters. At most `MAX_PROBLEMS` problems
+    are listed.
     """
     problems = []
     for reason, message in _problems(pack, specs, source_functions):
@@ -151,8 +151,8 @@ def _variant(key: str, variant: KernelVariant, functions: SourceFunctions) -> Fo
     parameters = functions.get(variant.file, {}).get(variant.function)
     if parameters is None:
         yield "unknown_function", f"{where}: {_quote(variant.file)} has no kernel {_quote(variant.function)}"
-    elif tuple(variant.signature) != tuple(parameters):
-        yield "signature", f"{where}: parameters are {_quote(list(variant.signature))}, source has {list(parameters)}"
+    elif set(variant.signature) != set(parameters):
+        yield "signature", f"{where}: parameters are {_quote(sorted(variant.signature))}, source has {list(parameters)}"
     for parameter, kind in variant.signature.items():
         if not _known_type(kind):
             yield "type", f"{where}: parameter {_quote(parameter)} has type {_quote(kind)}"
@@ -192,9 +192,9 @@ def _grid(where: str, launch: Launch, variant: KernelVariant) -> Found:
 def _arguments(
     where: str, launch: Launch, variant: KernelVariant, storages: Mapping[str, tuple[DType, int]]
 ) -> Found:
-    expected = [parameter for parameter, kind in variant.signature.items() if kind != "constexpr"]
-    if list(launch.arguments) != expected:
-        yield "arguments", f"{where}: arguments are {_quote(list(launch.arguments))}, the kernel takes {_quote(expected)}"
+    expected = sorted(parameter for parameter, kind in variant.signature.items() if kind != "constexpr")
+    if sorted(launch.arguments) != expected:
+        yield "arguments", f"{where}: arguments for {_quote(sorted(launch.arguments))}, parameters {_quote(expected)}"
         return
     for parameter, argument in launch.arguments.items():
         spot = f"{where}, argument {_quote(parameter)}"

@@ -94,14 +94,14 @@ def _received(key: str, target: int, outcome: JobOutcome) -> DeviceCode | Compil
         # LLVM reports what it died of on standard error, last.
         said = "\n".join(text for text in (outcome.error, outcome.stderr) if text)
         return problem("compile.crashed", f"the compiler ended with {outcome.status!s}: {said[-_MAX_FAULT:]}")
-    if fault := outcome.value.get("problems", {}).get(key):
-        return problem(fault["reason"], fault["message"])
-    ptx, cubin, sass = outcome.blobs
     try:
+        if fault := outcome.value["problems"].get(key):
+            return problem(fault["reason"], fault["message"])
+        ptx, cubin, sass = outcome.blobs
         texts = {"ptx": ptx.decode(), "sass": sass.decode(), "cubin": cubin}
-        return DeviceCode(kernel=key, **outcome.value["kernels"][key], **texts)
-    except (KeyError, ValidationError, UnicodeDecodeError) as error:
-        return problem("compile.answer", f"the compile job's answer is malformed: {error}")
+        return DeviceCode.model_validate({"kernel": key, **outcome.value["kernels"][key], **texts})
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        return problem("compile.answer", f"the compile job's answer is malformed: {error!r}")
 
 
 def _cache_key(files: Mapping[str, str], variant: KernelVariant, target: int) -> str:

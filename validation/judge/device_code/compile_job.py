@@ -13,7 +13,8 @@ import triton
 
 # Imported at the first compilation otherwise: a process that has imported this module is warm.
 import triton.compiler.code_generator
-import triton.language.extra.libdevice  # noqa: F401
+import triton.language.extra.libdevice
+import triton.runtime.cache
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas_version
 from triton.compiler import ASTSource, CompilationError
@@ -41,6 +42,8 @@ def run(payload: Mapping[str, Any], memory: Sequence[Any], scratch: str | Path) 
         TRITON_DEFAULT_FP_FUSION="1",
         TRITON_DUMP_PTXAS_LOG="1",
     )
+    # The key hashes all of Triton, which takes most of a second; the cache above is empty and lives for this job.
+    triton.runtime.cache.triton_key = lambda: triton.__version__
     package.install(payload["source"]["files"], Path(scratch))
     kernels, problems, blobs = {}, {}, []
     for key, fields in payload["variants"].items():
@@ -64,14 +67,15 @@ def _compile(variant: KernelVariant, target: int, scratch: Path) -> tuple[dict[s
     if not isinstance(function, JITFunction):
         raise _Problem("compile.no_kernel", f"{variant.file} has no @triton.jit function {variant.function!r}")
     names = function.arg_names
-    if list(variant.signature) != names:
-        raise _Problem("compile.signature", f"{variant.function} takes {names}, not {list(variant.signature)}")
+    if set(variant.signature) != set(names):
+        raise _Problem("compile.signature", f"{variant.function} takes {names}, not {sorted(variant.signature)}")
+    signature = {name: variant.signature[name] for name in names}
     attributes = {(names.index(name),): [["tt.divisibility", 16]] for name in variant.divisible_by_16}
     log = io.StringIO()
     try:
         with contextlib.redirect_stdout(log):
             compiled = triton.compile(
-                ASTSource(function, dict(variant.signature), dict(variant.constexprs), attributes),
+                ASTSource(function, signature, dict(variant.constexprs), attributes),
                 target=GPUTarget("cuda", target, 32),
                 options=dict(variant.options),
             )
@@ -96,6 +100,7 @@ def _compile(variant: KernelVariant, target: int, scratch: Path) -> tuple[dict[s
     return {
         "target": target_name(target),
         "entry": facts.name,
+        "parameters": [name for name, kind in signature.items() if kind != "constexpr"],
         "warps": facts.num_warps,
         "ctas": facts.num_ctas,
         "shared_bytes": facts.shared,

@@ -28,6 +28,7 @@ class DeviceCode(Frozen):
     kernel: str = Field(description="key of the variant in the pack")
     target: str = Field(description="sm_90 or sm_103")
     entry: str = Field(description="name of the entry function in the cubin")
+    parameters: tuple[str, ...] = Field(description="the plan's arguments in the order of the entry's parameters")
     warps: int = Field(ge=1, description="as compiled: warp specialisation adds some to num_warps")
     ctas: int = Field(ge=1)
     shared_bytes: int = Field(ge=0, description="dynamic shared memory")

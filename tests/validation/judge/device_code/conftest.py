@@ -1,0 +1,135 @@
+"""Compiles kernels in forked children, as the sandbox does, without the confinement."""
+
+import multiprocessing
+import os
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from fasttrack_validation.judge.pack import KernelVariant
+
+KERNELS = """
+import triton
+import triton.language as tl
+
+@triton.jit
+def add(x, y, o, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(o + i, tl.load(x + i, mask=i < n) + tl.load(y + i, mask=i < n), mask=i < n)
+
+@triton.jit
+def gemm(a, b, c, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, PRECISION: tl.constexpr, HALF: tl.constexpr):
+    m = tl.arange(0, M)[:, None]
+    n = tl.arange(0, N)[None, :]
+    x = tl.load(a + m * K + tl.arange(0, K)[None, :])
+    y = tl.load(b + tl.arange(0, K)[:, None] * N + n)
+    if HALF:
+        r = tl.dot(x, y, input_precision=PRECISION, out_dtype=tl.float16)
+    else:
+        r = tl.dot(x, y, input_precision=PRECISION)
+    tl.store(c + m * N + n, r)
+
+@triton.jit
+def downcast_gemm(a, b, c, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr):
+    m = tl.arange(0, M)[:, None]
+    n = tl.arange(0, N)[None, :]
+    x = tl.load(a + m * K + tl.arange(0, K)[None, :]).to(tl.bfloat16)
+    y = tl.load(b + tl.arange(0, K)[:, None] * N + n).to(tl.bfloat16)
+    tl.store(c + m * N + n, tl.dot(x, y))
+
+@triton.jit
+def wide_sum(x, o, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    i = tl.arange(0, ROWS)[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
+    v = tl.load(x + i)
+    tl.store(o + i, v - tl.max(v, axis=0)[None, :] * tl.sum(v * v, axis=0)[None, :])
+
+@triton.jit
+def wrong(x):
+    tl.store(x, undefined_name)
+"""
+
+
+@dataclass
+class Outcome:
+    status: str
+    value: dict = field(default_factory=dict)
+    blobs: tuple = ()
+    error: str = ""
+    stderr: str = ""
+
+
+def _child(pipe, payload, scratch):
+    with open(Path(scratch) / "stderr", "wb") as file:
+        os.dup2(file.fileno(), 2)
+    from fasttrack_validation.judge.device_code import compile_job
+
+    pipe.send(compile_job.run(payload, (), scratch))
+
+
+def run_job(payload):
+    """The compile job in a child of its own; a child that dies is an outcome, as in the sandbox."""
+    from fasttrack_validation.judge.device_code import compile_job  # noqa: F401  (imported before the fork)
+
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    with tempfile.TemporaryDirectory() as scratch:
+        child = context.Process(target=_child, args=(theirs, payload, scratch))
+        child.start()
+        theirs.close()
+        try:
+            value, blobs = ours.recv()
+            return Outcome("ok", value, tuple(blobs))
+        except EOFError:
+            child.join()
+            return Outcome("killed", error=f"exit code {child.exitcode}", stderr=(Path(scratch) / "stderr").read_text())
+        finally:
+            child.join()
+
+
+def variant(function, signature, constexprs=None, **options):
+    """A variant of a kernel of KERNELS, its pointers divisible by 16."""
+    constexprs = constexprs or {}
+    return KernelVariant(
+        file="kernels.py",
+        function=function,
+        signature={**signature, **dict.fromkeys(constexprs, "constexpr")},
+        constexprs=constexprs,
+        divisible_by_16=tuple(name for name, kind in signature.items() if kind.startswith("*")),
+        options={
+            "num_warps": 4, "num_stages": 3, "num_ctas": 1, "maxnreg": None, "enable_fp_fusion": True,
+            "launch_pdl": False, "launch_cooperative_grid": False, **options,
+        },
+    )  # fmt: skip
+
+
+def gemm(dtype, m, n, k, *, precision="tf32", half=False, out="fp32"):
+    constexprs = {"M": m, "N": n, "K": k, "PRECISION": precision, "HALF": half}
+    return variant("gemm", {"a": f"*{dtype}", "b": f"*{dtype}", "c": f"*{out}"}, constexprs)
+
+
+ADD = variant("add", {"x": "*fp32", "y": "*fp32", "o": "*fp32", "n": "i32"}, {"BLOCK": 1024})
+
+
+@pytest.fixture(scope="session")
+def compiled():
+    """compiled(variant, target) -> Built, each pair compiled once for all tests."""
+    from fasttrack_validation.judge.device_code.build import build
+
+    known = {}
+
+    def call(kernel, target=90, source=KERNELS):
+        key = (kernel.digest(), target, source)
+        if key not in known:
+            known[key] = build({"kernels.py": source}, {"kernel": kernel}, run_job, targets=(target,))
+        return known[key]
+
+    return call
+
+
+@pytest.fixture
+def lab():
+    """The helpers of this file, for tests that build variants of their own."""
+    from types import SimpleNamespace
+
+    return SimpleNamespace(KERNELS=KERNELS, ADD=ADD, Outcome=Outcome, run_job=run_job, variant=variant, gemm=gemm)

@@ -1,0 +1,154 @@
+"""Real kernels through the compile job: figures against a second tool, matrix types against the table of the ISA."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+TOOLS = "backends/nvidia/bin"
+
+
+def tool(name):
+    import triton
+
+    return Path(triton.__file__).parent / TOOLS / name
+
+
+def figures(built):
+    assert built.problems == ()
+    (code,), (audit,) = built.codes, built.audits
+    return code, audit
+
+
+def reassembled(code, tmp_path):
+    """ptxas run here on the PTX: its report, and the cubin that it makes."""
+    (tmp_path / "k.ptx").write_text(code.ptx)
+    run = subprocess.run(
+        [tool("ptxas-blackwell"), "-lineinfo", "-suppress-debug-info", "-v", "--regAllocOptLevel=2",
+         f"--gpu-name={code.target}a", "k.ptx", "-o", "k.cubin"],
+        cwd=tmp_path, check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    return run.stderr, (tmp_path / "k.cubin").read_bytes()
+
+
+def number(pattern, text):
+    return int(re.search(pattern, text)[1])
+
+
+@pytest.mark.parametrize("target", [90, 103])
+def test_vector_add(lab, compiled, tmp_path, target):
+    code, audit = figures(compiled(lab.ADD, target))
+    report, cubin = reassembled(code, tmp_path)
+    assert audit.registers == number(r"Used (\d+) registers", report)
+    assert (audit.spill_store_bytes, audit.spill_load_bytes, audit.stack_bytes) == (0, 0, 0)
+    assert (audit.local_loads, audit.local_stores) == (0, 0)
+    assert audit.shared_bytes == 0
+    assert audit.threads == 128
+    assert audit.mma_types == () and audit.conversions == {}
+    assert audit.target == f"sm_{target}"
+    assert code.parameters == ("x", "y", "o", "n")
+    assert code.entry == "add" and code.ctas == 1
+    assert cubin == code.cubin, "the judge can assemble the PTX itself and gets the same machine code"
+
+
+@pytest.mark.parametrize("target", [90, 103])
+def test_spills_are_seen(lab, compiled, tmp_path, target):
+    kernel = lab.variant(
+        "wide_sum", {"x": "*fp32", "o": "*fp32"}, {"ROWS": 64, "BLOCK": 64}, num_warps=1, maxnreg=64
+    )
+    code, audit = figures(compiled(kernel, target))
+    report, _ = reassembled(code, tmp_path)
+    assert audit.registers <= 64
+    assert audit.spill_store_bytes == number(r"(\d+) bytes spill stores", report) > 0
+    assert audit.spill_load_bytes == number(r"(\d+) bytes spill loads", report) > 0
+    assert audit.stack_bytes == number(r"(\d+) bytes stack frame", report) > 0
+    assert audit.local_loads > 0 and audit.local_stores > 0
+    assert audit.threads == 32
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "sm_90", "sm_103"),
+    [
+        ("bf16", ("bf16", 16, 32, 64), "HMMA.16816.F32.BF16", "HMMA.16816.F32.BF16"),
+        ("fp16", ("fp16", 16, 32, 64), "HMMA.16816.F32", None),
+        ("tf32", ("fp32", 16, 32, 64), "HMMA.1688.F32.TF32", None),
+        ("bf16 warp group", ("bf16", 128, 64, 64), "HGMMA.64x64x16.F32.BF16", "tcgen05.f16.F32.BF16.BF16"),
+        ("fp16 warp group", ("fp16", 128, 64, 64), "HGMMA.64x64x16.F32", "tcgen05.f16.F32.F16.F16"),
+        ("tf32 warp group", ("fp32", 128, 64, 64), "HGMMA.64x64x8.F32.TF32", "tcgen05.tf32.F32.TF32.TF32"),
+    ],
+)
+def test_matrix_types(lab, compiled, name, arguments, sm_90, sm_103):
+    kernel = lab.gemm(*arguments)
+    for target, expected in ((90, sm_90), (103, sm_103)):
+        if expected is None:  # as on sm_90; not compiled again
+            continue
+        _, audit = figures(compiled(kernel, target))
+        assert audit.mma_types == (expected,)
+
+
+def test_fp16_accumulation_shows(lab, compiled):
+    _, audit = figures(compiled(lab.gemm("fp16", 16, 32, 64, half=True, out="fp16")))
+    assert audit.mma_types == ("HMMA.16816.F16",)
+
+
+def test_ieee_precision_uses_no_matrix_unit(lab, compiled):
+    _, audit = figures(compiled(lab.gemm("fp32", 16, 16, 16, precision="ieee")))
+    assert audit.mma_types == ()
+
+
+def test_tf32x3_has_three_times_the_products(lab, compiled):
+    once, _ = figures(compiled(lab.gemm("fp32", 16, 32, 64)))
+    thrice, audit = figures(compiled(lab.gemm("fp32", 16, 32, 64, precision="tf32x3")))
+    assert audit.mma_types == ("HMMA.1688.F32.TF32",)
+    assert thrice.sass.count("HMMA.1688.F32.TF32") == 3 * once.sass.count("HMMA.1688.F32.TF32")
+
+
+@pytest.mark.parametrize("target", [90, 103])
+def test_a_downcast_before_the_product_shows_as_conversion(lab, compiled, target):
+    signature = {"a": "*fp32", "b": "*fp32", "c": "*fp32"}
+    kernel = lab.variant("downcast_gemm", signature, {"M": 16, "N": 32, "K": 64})
+    _, audit = figures(compiled(kernel, target))
+    assert audit.mma_types == ("HMMA.16816.F32.BF16",)
+    assert sum(count for name, count in audit.conversions.items() if name.startswith("F2FP.BF16.F32")) > 0
+    _, honest = figures(compiled(lab.gemm("bf16", 16, 32, 64), target))
+    assert honest.conversions == {}
+
+
+def test_shared_memory_is_what_the_launch_must_ask_for(lab, compiled):
+    code, audit = figures(compiled(lab.gemm("bf16", 128, 64, 64)))
+    # Both operands in bf16: (128 * 64 + 64 * 64) * 2 bytes.
+    assert code.shared_bytes == audit.shared_bytes == 24576
+
+
+def test_code_size_is_that_of_the_text_section(lab, compiled, tmp_path):
+    code, audit = figures(compiled(lab.ADD))
+    (tmp_path / "k.cubin").write_bytes(code.cubin)
+    elf = subprocess.run(
+        [tool("cuobjdump"), "-elf", "k.cubin"], cwd=tmp_path, check=True, capture_output=True, text=True
+    ).stdout
+    # The section table: index, offset, size (hexadecimal), ..., name.
+    size = int(re.search(r"^\s*\w+\s+\w+\s+(\w+)\s+.*\.text\.add\s*$", elf, re.MULTILINE)[1], 16)
+    assert audit.code_bytes == size
+
+
+def test_errors_of_the_source_come_back_with_their_line(lab, compiled):
+    built = compiled(lab.variant("wrong", {"x": "*fp32"}))
+    assert built.codes == () and built.audits == ()
+    (problem,) = built.problems
+    assert problem.reason == "compile.error" and "undefined_name" in problem.message
+    assert (problem.kernel, problem.target) == ("kernel", "sm_90")
+
+
+def test_too_much_shared_memory_is_a_problem_of_its_own(lab, compiled):
+    (problem,) = compiled(lab.gemm("fp32", 256, 64, 256)).problems
+    assert problem.reason == "compile.out_of_resources"
+    assert "shared memory" in problem.message and "232448" in problem.message
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"), [("missing", "compile.no_kernel"), ("tl", "compile.no_kernel"), ("add", "compile.signature")]
+)
+def test_a_plan_that_does_not_fit_the_source(lab, compiled, function, reason):
+    (problem,) = compiled(lab.variant(function, {"x": "*fp32"})).problems
+    assert problem.reason == reason

@@ -1,0 +1,192 @@
+"""Host code that no plan can hold: refused for the stated reason, at the stated place."""
+
+import pytest
+
+# conftest.HEADER has nine lines: line n of a snippet is line HEADER_LINES + n of kernel.py.
+HEADER_LINES = 9
+
+
+def launch(*lines, before=""):
+    return before + "\ndef launch(ctx, buffers, axes, config):\n" + "".join(f"    {line}\n" for line in lines)
+
+
+GO = "copy[(1,)](buffers.x, buffers.o, 5, BLOCK=32)"
+
+REFUSALS = {
+    "tensor made in launch": (
+        "record.allocation", "empty", launch("t = torch.empty(64)", "copy[(1,)](t, buffers.o, 5, BLOCK=32)")),
+    "tensor like another": ("record.torch_operation", "zeros_like", launch("torch.zeros_like(buffers.x)", GO)),
+    "tensor kept from import": (
+        "record.unknown_storage", "'x'",
+        launch("copy[(1,)](KEPT, buffers.o, 5, BLOCK=32)", before="KEPT = torch.empty(64)")),
+    "meta tensor": (
+        "record.fake_tensor", "meta",
+        launch("copy[(1,)](KEPT, buffers.o, 5, BLOCK=32)", before="KEPT = torch.empty(64, device='meta')")),
+    "tensor subclass": (
+        "record.fake_tensor", "Mine",
+        launch("copy[(1,)](buffers.x.as_subclass(Mine), buffers.o, 5, BLOCK=32)",
+               before="class Mine(torch.Tensor): pass")),
+    "address as an integer": (
+        "record.raw_pointer", "'x'", launch("copy[(1,)](buffers.x, buffers.o, buffers.x.data_ptr(), BLOCK=32)")),
+    "address arithmetic": (
+        "record.raw_pointer", "'o'", launch("copy[(1,)](buffers.x, buffers.o, buffers.o.data_ptr() + 8, BLOCK=32)")),
+    "torch does the work": ("record.torch_operation", "copy_", launch("buffers.o.copy_(buffers.x)", GO)),
+    "in-place arithmetic": ("record.torch_operation", "add_", launch("buffers.o += 1", GO)),
+    "matmul": ("record.torch_operation", "mm", launch("buffers.w @ buffers.w", GO)),
+    "hidden copy": ("record.torch_operation", "clone", launch("buffers.x.contiguous()", GO)),
+    "item": ("record.data_read", "item", launch("buffers.x[0, 0].item()", GO)),
+    "float": ("record.data_read", "float", launch("float(buffers.x[0, 0])", GO)),
+    "branch on data": ("record.data_read", "bool", launch("if buffers.x[0, 0]: pass", GO)),
+    "tolist": ("record.data_read", "tolist", launch("buffers.x.tolist()", GO)),
+    "numpy": ("record.data_read", "numpy", launch("buffers.x.numpy()", GO)),
+    "cpu": ("record.data_read", "cpu", launch("buffers.x.cpu()", GO)),
+    "synchronise": ("record.torch_cuda", "synchronize", launch("torch.cuda.synchronize()", GO)),
+    "current stream": ("record.torch_cuda", "current_stream", launch("torch.cuda.current_stream()", GO)),
+    "new stream": ("record.torch_cuda", "Stream", launch("torch.cuda.Stream()", GO)),
+    "device properties": ("record.torch_cuda", "get_device_properties", launch("torch.cuda.get_device_properties(0)", GO)),
+    "function kept from torch.cuda": (
+        "record.torch_cuda", "torch.cuda",
+        launch("synchronize()", GO, before="from torch.cuda import synchronize")),
+    "no launch": ("record.no_launches", "no kernel", launch("pass")),
+    "endless launches": ("record.too_many_launches", "4096", launch("while True:", "    " + GO)),
+    "grid of floats": ("record.grid", "2.5", launch("copy[(2.5,)](buffers.x, buffers.o, 5, BLOCK=32)")),
+    "grid of four": ("record.grid", "4 dimensions", launch("copy[(1, 1, 1, 2)](buffers.x, buffers.o, 5, BLOCK=32)")),
+    "autotune": (
+        "record.autotune", "2 @autotune configs",
+        launch("tuned[(1,)](buffers.x)", before="""
+@triton.autotune(configs=[triton.Config({}, num_warps=2), triton.Config({}, num_warps=4)], key=[])
+@triton.jit
+def tuned(x):
+    tl.store(x, 0.0)
+""")),
+    "nested kernel": (
+        "record.nested_kernel", "inner",
+        launch("@triton.jit", "def inner(x):", "    tl.store(x, 0.0)", "inner[(1,)](buffers.x)")),
+    "closure": (
+        "record.nested_kernel", "inner",
+        launch("make()[(1,)](buffers.x)", before="""
+def make(value=1.0):
+    value = value + 1
+    @triton.jit
+    def inner(x):
+        tl.store(x, value)
+    return inner
+""")),
+    "library kernel": (
+        "record.foreign_kernel", "zeros_like",
+        launch("tl.zeros_like[(1,)](buffers.x)")),
+    "patched source": (
+        "record.kernel_identity", "copy",
+        launch("copy._unsafe_update_src('def copy(x, o, n, BLOCK: tl.constexpr):\\n    pass\\n')", GO)),
+    "renamed kernel": (
+        "record.kernel_identity", "copy",
+        launch("first[(1,)](buffers.x, buffers.o, 5, BLOCK=32)", before="""
+first = copy
+
+@triton.jit
+def copy(x, o, n, BLOCK: tl.constexpr):
+    tl.store(o, 0.0)
+""")),
+    "host descriptor": (
+        "record.host_descriptor", "TensorDescriptor",
+        launch("d = TensorDescriptor.from_tensor(buffers.o, [1, 64])", "copy[(1,)](d, buffers.o, 5, BLOCK=32)",
+               before="from triton.tools.tensor_descriptor import TensorDescriptor")),
+    "tuple argument": (
+        "record.tuple_argument", "'x'", launch("copy[(1,)]((buffers.x, buffers.o), buffers.o, 5, BLOCK=32)")),
+    "dtype as constexpr": (
+        "record.constexpr", "dtype", launch("copy[(1,)](buffers.x, buffers.o, 5, BLOCK=tl.float32)")),
+    "infinite constexpr": (
+        "record.constexpr", "inf", launch("copy[(1,)](buffers.x, buffers.o, 5, BLOCK=float('inf'))")),
+    "infinite scalar": (
+        "record.scalar", "inf", launch("copy[(1,)](buffers.x, buffers.o, float('-inf'), BLOCK=32)")),
+    "compiler option": (
+        "record.option", "ptx_options",
+        launch("copy[(1,)](buffers.x, buffers.o, 5, BLOCK=32, ptx_options='--opt-level 0')")),
+    "foreign intermediate code": (
+        "record.option", "ir_override",
+        launch("copy[(1,)](buffers.x, buffers.o, 5, BLOCK=32, ir_override='/tmp/other.ptx')")),
+    "unknown dtype": (
+        "record.dtype", "fp8e4nv",
+        launch("copy[(1,)](triton.reinterpret(buffers.x, tl.float8e4nv), buffers.o, 5, BLOCK=32)")),
+    "launch while preparing": (
+        "record.launch_outside", "copy",
+        launch(GO, before="def prepare(ctx, static, axes, config):\n    copy[(1,)](static.w, static.w, 5, BLOCK=32)\n")),
+    "launch while importing": (
+        "record.launch_outside", "copy",
+        launch(GO, before="copy[(1,)](torch.empty(64), torch.empty(64), 5, BLOCK=32)")),
+    "another plan the second time": (
+        "record.not_deterministic", "launch 0",
+        launch("calls.append(1)", "copy[(len(calls),)](buffers.x, buffers.o, 5, BLOCK=32)", before="calls = []")),
+    "more launches the second time": (
+        "record.not_deterministic", "1 launches, then 2",
+        launch("calls.append(1)", "for _ in calls: " + GO, before="calls = []")),
+    "plan by address": (
+        "record.not_deterministic", "launch 0",
+        launch("seen.append(buffers.x.data_ptr())",
+               "copy[(1 + (seen[0] != buffers.x.data_ptr()),)](buffers.x, buffers.o, 5, BLOCK=32)", before="seen = []")),
+    "scratch under a tensor's name": (
+        "record.buffer_name", "'x'", launch(GO, before="def scratch(a, c): return {'x': ((4,), torch.float32)}")),
+    "scratch without a size": (
+        "record.shape", "'t'", launch(GO, before="def scratch(a, c): return {'t': ((0,), torch.float32)}")),
+    "scratch of bool": (
+        "record.dtype", "bool", launch(GO, before="def scratch(a, c): return {'t': ((4,), torch.bool)}")),
+    "prepared list": (
+        "record.prepared", "list", launch(GO, before="def prepare(ctx, static, a, c): return {'t': [1, 2]}")),
+    "device questions": (
+        "record.device", "ctx.hardware",
+        launch("triton.runtime.driver.active.utils.get_device_properties(0)", GO)),
+    "no entry": ("record.no_launch", "launch(ctx", "x = 1\n"),
+    "unknown buffer": ("record.exception", "it has o, w, x", launch("buffers.y", GO)),
+    "wait for nothing": ("record.exception", "nothing was launched", launch("ctx.wait('side')", GO)),
+    "exit": ("record.exception", "SystemExit", launch("raise SystemExit(0)")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_refused_for_the_stated_reason(record, name):
+    reason, words, code = REFUSALS[name]
+    answer, blobs = record(code)
+    assert "rejected" in answer, answer
+    assert answer["rejected"]["reason"] == reason, answer
+    assert words in answer["rejected"]["message"]
+    assert blobs == []
+
+
+@pytest.mark.parametrize("handler", ["except Exception:", "except:"])
+def test_a_fallback_does_not_swallow_the_refusal(record, handler):
+    answer, _ = record(launch("try:", "    buffers.o.copy_(buffers.x)", handler, "    " + GO))
+    assert answer["rejected"]["reason"] == "record.torch_operation"
+
+
+def test_the_line_is_named(record):
+    answer, _ = record(launch("pass", "buffers.o.zero_()"))
+    # launch() pushes two lines (blank, def) before its body.
+    assert answer["rejected"]["where"] == f"kernel.py:{HEADER_LINES + 4}"
+
+
+def test_a_traceback_shows_the_candidate_only(record):
+    answer, _ = record(launch("helper()", before="def helper():\n    raise ValueError('no such tile')\n"))
+    rejected = answer["rejected"]
+    assert rejected["reason"] == "record.exception"
+    first, *lines = rejected["message"].splitlines()
+    assert first == "launch raised ValueError: no such tile"
+    assert [line.strip().partition(" in ")[2] for line in lines] == ["launch", "helper"]
+    assert all(line.strip().startswith("kernel.py:") for line in lines)
+    assert rejected["where"] == f"kernel.py:{HEADER_LINES + 2}"
+
+
+def test_a_syntax_error_names_its_line(record):
+    answer, _ = record("", files={"kernel.py": "x = 1\ny = = 2\n"})
+    assert answer["rejected"]["reason"] == "record.exception"
+    assert answer["rejected"]["where"] == "kernel.py:2"
+
+
+def test_an_unknown_launch_keyword_is_explained(record):
+    answer, _ = record(launch("copy[(1,)](buffers.x, buffers.o, 5, BLOCK=32, num_wraps=4)"))
+    assert answer["rejected"]["reason"] == "record.exception"
+    assert "num_wraps" in answer["rejected"]["message"]
+
+
+def test_half_a_surrogate_pair_in_a_message_stays_valid_text(record):
+    answer, _ = record(launch("raise ValueError('\\ud800')"))
+    assert answer["rejected"]["message"].encode()
