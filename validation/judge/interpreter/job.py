@@ -13,6 +13,7 @@ import sys
 import time
 import traceback
 import uuid
+from collections.abc import Iterator
 from types import ModuleType
 
 from ...errors import UserError
@@ -44,7 +45,8 @@ def run(payload: dict, memory: list[mmap.mmap], scratch: pathlib.Path) -> dict:
         modules = _import_sources(source, scratch)
         base = ctypes.addressof(ctypes.c_char.from_buffer(memory[0]))
         for step.launch, launch in enumerate(pack.launches):
-            step.programs += _run_launch(launch, pack, modules, payload["buffers"], base, len(memory[0]), payload["order"])
+            for _ in _run_launch(launch, pack, modules, payload["buffers"], base, len(memory[0]), payload["order"]):
+                step.programs += 1
     except MemoryViolation as violation:
         return step.result("violation", str(violation), started, violation.violation.as_dict())
     except NotInterpretable as reason:
@@ -97,7 +99,7 @@ def _module_name(package: str, file: str) -> str:
 
 def _run_launch(
     launch: Launch, pack: KernelPack, modules: dict[str, ModuleType], buffers: dict, base: int, size: int, order: str
-) -> int:
+) -> Iterator[tuple[int, int, int]]:
     from triton.runtime.interpreter import InterpretedFunction
 
     from . import execute
@@ -106,7 +108,7 @@ def _run_launch(
     kernel = getattr(modules[variant.file], variant.function)
     if not isinstance(kernel, InterpretedFunction):
         raise UserError(f"{variant.file}: {variant.function} is not a @triton.jit function", "launch kernels only")
-    return execute.launch(
+    return execute.run_programs(
         kernel, _arguments(launch, variant, kernel, buffers, base), launch.grid, order,
         _allowed(launch, variant, buffers, base, size),
     )  # fmt: skip
