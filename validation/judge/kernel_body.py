@@ -233,6 +233,8 @@ class _Checker:
                     self.fail(node, "loop", "loop over range, tl.range or tl.static_range")
                 self._call(loop)
                 self._block(body)
+            case ast.For(target=ast.Name(), orelse=[]):
+                self.fail(node, "loop", "loop over range, tl.range or tl.static_range")
             case ast.While(test=test, body=body, orelse=[]):
                 self._expression(test)
                 self._block(body)
@@ -352,6 +354,10 @@ class _Checker:
         method = node.func.attr if isinstance(node.func, ast.Attribute) else ""
         higher_order = callee in _HIGHER_ORDER or method in ("reduce", "associative_scan")
         kernel = callee in self.scope.functions | self.scope.imported
+        if callee == "float" and len(node.args) == 1 and not node.keywords:
+            (literal,) = node.args
+            if isinstance(literal, ast.Constant) and literal.value in ("inf", "-inf", "+inf", "nan"):
+                return
         for argument in node.args:
             if isinstance(argument, ast.Starred):
                 self.fail(argument, "construct", "unpacking is not allowed in a call")

@@ -10,6 +10,7 @@ is compiled and what an error message cites are the same lines.
 import ast
 import posixpath
 import re
+from collections import Counter
 
 from ..records import Frozen
 from . import kernel_body
@@ -51,12 +52,14 @@ class _File:
         self.modules: set[str] = set()
         self.constants: dict[str, object] = {}
         self.functions: dict[str, ast.FunctionDef] = {}
-        self.imported: dict[str, tuple[str, str]] = {}
+        self.imported: dict[str, object] = {}
         self.kept: list[ast.stmt] = []
+        self.candidates: list[ast.Assign | ast.AnnAssign] = []
+        self.relative: list[ast.ImportFrom] = []
 
-    def names(self) -> set[str]:
-        """Module-level names that other files may import."""
-        return {*self.constants, *self.functions, *self.imported}
+    def names(self) -> dict[str, object]:
+        """Module-level names that other files may import, with the values of constants."""
+        return dict.fromkeys(self.functions, _OPAQUE) | self.constants | self.imported
 
 
 def extract(files: dict[str, str], entry: str) -> KernelSource:
@@ -71,7 +74,9 @@ def extract(files: dict[str, str], entry: str) -> KernelSource:
     parsed = {name: _File(name, text) for name, text in sorted(files.items())}
     for file in parsed.values():
         _collect(file)
-    _resolve_imports(parsed)
+    _resolve(parsed)
+    for file in parsed.values():
+        _check_bindings(file)
     for file in parsed.values():
         scope = Scope(file.name, file.modules, set(file.constants), set(file.functions), set(file.imported))
         for function in file.functions.values():
@@ -99,25 +104,25 @@ def _readable(name: str, text: str) -> str:
 
 
 def _collect(file: _File) -> None:
-    """Sorts module-level statements into kept and dropped."""
-    bound: dict[str, int] = {}
-    for statement in file.tree.body:
-        for name in _bound_names(statement):
-            bound[name] = bound.get(name, 0) + 1
+    """Sorts module-level statements into kept, dropped, and those that depend on other names."""
     for statement in file.tree.body:
         if isinstance(statement, ast.FunctionDef):
             _collect_function(file, statement)
         elif isinstance(statement, ast.Import | ast.ImportFrom):
             _collect_import(file, statement)
         elif isinstance(statement, ast.Assign | ast.AnnAssign):
-            _collect_constant(file, statement)
+            file.candidates.append(statement)
         elif isinstance(statement, ast.AsyncFunctionDef | ast.ClassDef):
             for decorator in statement.decorator_list:
                 if is_triton_jit(decorator):
                     raise KernelSourceError(file.name, statement.lineno, "decorator", "@triton.jit is for plain functions")
-    kept = file.modules | file.names()
-    for name in sorted(kept):
-        if bound.get(name, 0) > 1:
+
+
+def _check_bindings(file: _File) -> None:
+    """Refuses kept names that some other statement, kept or dropped, may bind again: hosts and kernels would differ."""
+    bound = Counter(name for statement in file.tree.body for name in _bound_names(statement))
+    for name in sorted({*file.modules, *file.names()}):
+        if bound[name] > 1:
             raise KernelSourceError(file.name, 1, "rebound", f"{name} is bound more than once at module level")
         if name in _RESERVED and name not in file.modules:
             raise KernelSourceError(file.name, 1, "shadow", f"{name} may not be redefined")
@@ -165,11 +170,7 @@ def _collect_import(file: _File, statement: ast.Import | ast.ImportFrom) -> None
     elif text == _FUTURE:
         file.kept.append(statement)
     elif isinstance(statement, ast.ImportFrom) and statement.level:
-        for alias in statement.names:
-            name = alias.asname or alias.name
-            if kernel_body.is_kept_name(name) and kernel_body.is_kept_name(alias.name):
-                file.imported[name] = (_target(file.name, statement), alias.name)
-        file.kept.append(statement)
+        file.relative.append(statement)
 
 
 def _target(name: str, statement: ast.ImportFrom) -> str:
@@ -182,22 +183,30 @@ def _target(name: str, statement: ast.ImportFrom) -> str:
     return posixpath.join(folder, *(statement.module or "").split(".")).rstrip("/")
 
 
-def _resolve_imports(parsed: dict[str, _File]) -> None:
-    """Keeps imported names that their file keeps, through chains of imports, and drops the rest."""
-    def find(target: str) -> _File | None:
-        return parsed.get(f"{target}.py") or parsed.get(posixpath.join(target, "__init__.py"))
-
-    changed = True
-    while changed:
-        changed = False
+def _resolve(parsed: dict[str, _File]) -> None:
+    """Keeps imports of kept names and constants over kept names, until nothing more can be kept."""
+    grew = True
+    while grew:
+        grew = False
         for file in parsed.values():
-            for name, (target, original) in list(file.imported.items()):
-                source = find(target)
-                if source is None or original not in source.names():
-                    del file.imported[name]
-                    changed = True
+            before = len(file.imported) + len(file.constants)
+            for statement in file.relative:
+                _keep_imports(file, statement, parsed)
+            for statement in file.candidates:
+                _keep_constant(file, statement)
+            grew |= len(file.imported) + len(file.constants) > before
     for file in parsed.values():
-        file.kept = [s for s in file.kept if not _is_relative(s) or _kept_aliases(file, s)]
+        file.kept += [statement for statement in file.relative if _kept_aliases(file, statement)]
+        file.kept.sort(key=lambda statement: (statement.lineno, statement.col_offset))
+
+
+def _keep_imports(file: _File, statement: ast.ImportFrom, parsed: dict[str, _File]) -> None:
+    target = _target(file.name, statement)
+    source = parsed.get(f"{target}.py") or parsed.get(posixpath.join(target, "__init__.py"))
+    for alias in statement.names:
+        name = alias.asname or alias.name
+        if source is not None and kernel_body.is_kept_name(name) and alias.name in (names := source.names()):
+            file.imported.setdefault(name, names[alias.name])
 
 
 def _is_relative(statement: ast.stmt) -> bool:
@@ -205,13 +214,10 @@ def _is_relative(statement: ast.stmt) -> bool:
 
 
 def _kept_aliases(file: _File, statement: ast.ImportFrom) -> list[ast.alias]:
-    return [
-        alias for alias in statement.names
-        if file.imported.get(alias.asname or alias.name) == (_target(file.name, statement), alias.name)
-    ]  # fmt: skip
+    return [alias for alias in statement.names if (alias.asname or alias.name) in file.imported]
 
 
-def _collect_constant(file: _File, statement: ast.Assign | ast.AnnAssign) -> None:
+def _keep_constant(file: _File, statement: ast.Assign | ast.AnnAssign) -> None:
     """Keeps `NAME = constant`; anything else on the right belongs to the host and is dropped."""
     targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
     if len(targets) != 1 or not isinstance(targets[0], ast.Name) or statement.value is None:
@@ -221,13 +227,14 @@ def _collect_constant(file: _File, statement: ast.Assign | ast.AnnAssign) -> Non
         if ast.unparse(statement.annotation) not in allowed:
             return
     name = targets[0].id
+    if name in file.constants or name in _RESERVED or not kernel_body.is_kept_name(name):
+        return
     try:
         value = _constant(statement.value, file)
     except (_NotConstant, ArithmeticError, TypeError, ValueError):
         return
-    if kernel_body.is_kept_name(name) and name not in _RESERVED:
-        file.constants[name] = value
-        file.kept.append(statement)
+    file.constants[name] = value
+    file.kept.append(statement)
 
 
 class _NotConstant(Exception):
@@ -251,7 +258,7 @@ def _constant(node: ast.expr, file: _File) -> object:
         case ast.Name(id=name) if name in file.constants:
             return file.constants[name]
         case ast.Name(id=name) if name in file.imported:
-            return _OPAQUE
+            return file.imported[name]
         case ast.Attribute(value=ast.Name(id="tl"), attr=attr) if "tl" in file.modules and attr in TL_TYPES:
             return _OPAQUE
         case ast.Call(

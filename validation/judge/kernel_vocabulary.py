@@ -13,7 +13,7 @@ TL_TYPES = frozenset(
 )
 
 TL_FUNCTIONS = frozenset(
-    "abs add advance arange argmax argmin associative_scan assume atomic_add atomic_and atomic_cas atomic_load "
+    "abs add arange argmax argmin associative_scan assume atomic_add atomic_and atomic_cas atomic_load "
     "atomic_max atomic_min atomic_or atomic_poll atomic_store atomic_xchg atomic_xor broadcast broadcast_to cast cat "
     "cdiv ceil clamp cos cumprod cumsum debug_barrier device_assert div_rn dot dot_scaled erf exp exp2 expand_dims "
     "fdiv flip floor fma full gather histogram inline_asm_elementwise interleave join load load_tensor_descriptor log "

@@ -49,14 +49,14 @@ def scalar(value: bool | int | float, type_name: str) -> tl.tensor:
     return tl.tensor(TensorHandle(np.array([value], stored), dtype), dtype)
 
 
-def launch(
+def run_programs(
     kernel: InterpretedFunction,
     arguments: Mapping[str, object],
     grid: tuple[int, int, int],
     order: str,
     allowed: memory.Memory,
-) -> int:
-    """Runs every program of `grid` and returns how many ran.
+) -> Iterator[tuple[int, int, int]]:
+    """Runs every program of `grid`, yielding its id after each.
 
     `arguments` maps every parameter to a tensor (`pointer`, `scalar`) or a constant. Raises MemoryViolation at the
     first access outside `allowed`, NotInterpretable, or whatever the kernel itself raises.
@@ -64,14 +64,12 @@ def launch(
     function = kernel.rewrite()
     builder = interpreter.interpreter_builder
     builder.set_grid_dim(*grid)
-    programs = 0
     memory.enter(allowed)
     try:
         with np.errstate(all="ignore"):
             for index in program_order(grid, order):
                 builder.set_grid_idx(*index)
                 function(**arguments)
-                programs += 1
+                yield index
     finally:
         memory.leave()
-    return programs

@@ -107,7 +107,8 @@ class Float8:
 
     def encode(self, values: np.ndarray) -> np.ndarray:
         """float32 or float64 -> codes, saturating to the largest finite value as PTX `cvt.rn.satfinite` does."""
-        values = np.asarray(values, np.float64)
+        with np.errstate(invalid="ignore"):  # a signalling NaN is quieted
+            values = np.asarray(values, np.float64)
         magnitude = np.minimum(np.abs(np.where(np.isnan(values), 0.0, values)), self.largest)
         exponent = np.maximum(np.frexp(magnitude)[1] - 1, 1 - self.bias)
         # Scaled so that one unit is the last kept bit; exact, because it only changes the exponent.

@@ -13,12 +13,17 @@ import sys
 import time
 import traceback
 import uuid
+from collections.abc import Iterator
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 from ...errors import UserError
 from ..kernel_source import KernelSource
 from ..pack import BufferArgument, KernelPack, KernelVariant, Launch, Role
 from . import corrections
+
+if TYPE_CHECKING:
+    from .memory import Memory
 
 
 def run(payload: dict, memory: list[mmap.mmap], scratch: pathlib.Path) -> dict:
@@ -28,7 +33,7 @@ def run(payload: dict, memory: list[mmap.mmap], scratch: pathlib.Path) -> dict:
     in memory[0], and whether it is writable) and `order` (ascending, descending, shuffled:<seed>), the order of the
     programs inside a launch: the result of an honest kernel does not depend on it.
 
-    Returns `status` with `message`, `details`, `launches` (of each finished launch: programs, bytes_loaded and
+    Returns `status` with `message`, `details`, `launches` (of each launch: programs that ran to their end, bytes_loaded and
     bytes_stored by active lanes) and `seconds` (of interpreting):
     `ok`; `violation` (a launch touched memory that it may not touch; `details` is the first such access);
     `unsupported` (only a GPU can run it); `error` (the plan does not fit the source or the buffers, or a kernel raised).
@@ -45,7 +50,12 @@ def run(payload: dict, memory: list[mmap.mmap], scratch: pathlib.Path) -> dict:
         modules = _import_sources(source, scratch)
         base = ctypes.addressof(ctypes.c_char.from_buffer(memory[0]))
         for step.launch, launch in enumerate(pack.launches):
-            step.meters.append(_run_launch(launch, pack, modules, payload["buffers"], base, len(memory[0]), payload["order"]))
+            allowed = _allowed(launch, pack.kernels[launch.kernel], payload["buffers"], base, len(memory[0]))
+            meter = {"programs": 0}
+            step.meters.append(meter)
+            for _ in _run_launch(launch, pack, modules, payload["buffers"], base, allowed, payload["order"]):
+                meter["programs"] += 1
+            meter.update(bytes_loaded=allowed.bytes_loaded, bytes_stored=allowed.bytes_stored)
     except MemoryViolation as violation:
         return step.result("violation", str(violation), started, violation.violation.as_dict())
     except NotInterpretable as reason:
@@ -97,8 +107,9 @@ def _module_name(package: str, file: str) -> str:
 
 
 def _run_launch(
-    launch: Launch, pack: KernelPack, modules: dict[str, ModuleType], buffers: dict, base: int, size: int, order: str
-) -> dict[str, int]:
+    launch: Launch, pack: KernelPack, modules: dict[str, ModuleType], buffers: dict, base: int, allowed: "Memory",
+    order: str,
+) -> Iterator[tuple[int, int, int]]:
     from triton.runtime.interpreter import InterpretedFunction
 
     from . import execute
@@ -107,9 +118,8 @@ def _run_launch(
     kernel = getattr(modules[variant.file], variant.function)
     if not isinstance(kernel, InterpretedFunction):
         raise UserError(f"{variant.file}: {variant.function} is not a @triton.jit function", "launch kernels only")
-    allowed = _allowed(launch, variant, buffers, base, size)
-    programs = execute.launch(kernel, _arguments(launch, variant, kernel, buffers, base), launch.grid, order, allowed)
-    return {"programs": programs, "bytes_loaded": allowed.bytes_loaded, "bytes_stored": allowed.bytes_stored}
+    arguments = _arguments(launch, variant, kernel, buffers, base)
+    return execute.run_programs(kernel, arguments, launch.grid, order, allowed)
 
 
 def _arguments(launch: Launch, variant: KernelVariant, kernel, buffers: dict, base: int) -> dict[str, object]:

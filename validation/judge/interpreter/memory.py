@@ -4,8 +4,9 @@ The interpreter turns pointers into addresses of this process, where an access o
 corrupt a neighbour. Only the buffers that a launch was given may be touched, and only the writable ones written.
 """
 
+import ctypes
 from bisect import bisect_right
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 import numpy as np
 import triton.language as tl
@@ -26,6 +27,7 @@ class Range:
     start: int
     end: int
     writable: bool
+    views: dict[np.dtype, np.ndarray] = field(default_factory=dict, compare=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -85,36 +87,41 @@ class Memory:
         self.bytes_loaded = 0
         self.bytes_stored = 0
 
-    def check(self, addresses: np.ndarray, mask: np.ndarray | None, itemsize: int, access: str) -> None:
-        """Raises MemoryViolation unless each active lane's `itemsize` bytes at `addresses` (uint64) are allowed."""
+    def check(self, addresses: np.ndarray, mask: np.ndarray | None, itemsize: int, access: str) -> Range | None:
+        """The range that holds all lanes, masked-off ones included; None when the active ones are allowed but spread.
+
+        `addresses` are uint64, one for the `itemsize` bytes of each lane. Raises MemoryViolation otherwise.
+        """
         lanes = addresses.size if mask is None else np.count_nonzero(np.broadcast_to(mask, addresses.shape))
         if access == "read":
             self.bytes_loaded += lanes * itemsize
         else:
             self.bytes_stored += lanes * itemsize
-        if addresses.size == 0 or self._inside(addresses, itemsize, access):
-            return
+        if addresses.size == 0:
+            return None
+        whole = self._inside(addresses, itemsize, access)
+        if whole is not None:
+            return whole
         # Masked-off lanes may point anywhere: look again at the active ones alone.
         active = addresses.ravel()
         if mask is not None:
             active = active[np.broadcast_to(mask, addresses.shape).ravel()]
-        if active.size == 0 or self._inside(active, itemsize, access):
-            return
-        faults = self._faulty(active, itemsize, access)
-        if faults.any():
-            raise MemoryViolation(self._describe(active, faults, itemsize, access))
+        if active.size and self._inside(active, itemsize, access) is None:
+            faults = self._faulty(active, itemsize, access)
+            if faults.any():
+                raise MemoryViolation(self._describe(active, faults, itemsize, access))
+        return None
 
-    def _inside(self, addresses: np.ndarray, itemsize: int, access: str) -> bool:
-        """Whether lowest and highest address lie in one allowed range, aligned: the case of nearly every access."""
+    def _inside(self, addresses: np.ndarray, itemsize: int, access: str) -> Range | None:
+        """The allowed range in which all of `addresses` lie, aligned: the case of nearly every access."""
         low, high = int(addresses.min()), int(addresses.max())
         index = bisect_right(self._starts, low) - 1
-        if index < 0 or low % itemsize:
-            return False
+        if index < 0:
+            return None
         found = self.ranges[index]
         if high + itemsize > found.end or not (found.writable or access == "read"):
-            return False
-        # Lanes of one access nearly always differ by whole elements; a bitcast pointer plus bytes need not.
-        return itemsize == 1 or not np.bitwise_and(addresses, np.uint64(itemsize - 1)).any()
+            return None
+        return found if not int(np.bitwise_or.reduce(addresses, axis=None)) & (itemsize - 1) else None
 
     def _faulty(self, active: np.ndarray, itemsize: int, access: str) -> np.ndarray:
         """True for each lane that may not be accessed."""
@@ -166,34 +173,62 @@ def _stored_type(pointers: TensorHandle) -> tuple[tl.dtype, np.dtype]:
     return element, interpreter._get_np_dtype(element)
 
 
+def _elements(found: Range, stored: np.dtype) -> np.ndarray:
+    """The buffer as an array of `stored`: numpy gathers from it ten times faster than the native interpreter loads."""
+    view = found.views.get(stored)
+    if view is None:
+        count = (found.end - found.start) // stored.itemsize
+        raw = (ctypes.c_uint8 * (count * stored.itemsize)).from_address(found.start)
+        view = found.views[stored] = np.frombuffer(raw, stored)
+    return view
+
+
+def _indices(addresses: np.ndarray, found: Range, itemsize: int) -> np.ndarray:
+    return ((addresses - np.uint64(found.start)) >> np.uint64(itemsize.bit_length() - 1)).view(np.int64)
+
+
 def load(self, pointers: TensorHandle, *_policy, **_options) -> TensorHandle:
     """Unmasked load."""
     element, stored = _stored_type(pointers)
-    _Current.memory.check(pointers.data, None, stored.itemsize, "read")
-    shape = pointers.data.shape
-    return TensorHandle(native.load(pointers.data, np.ones(shape, np.bool_), np.zeros(shape, stored), stored), element)
+    addresses = pointers.data
+    found = _Current.memory.check(addresses, None, stored.itemsize, "read")
+    if found is not None and not found.start % stored.itemsize:
+        return TensorHandle(_elements(found, stored).take(_indices(addresses, found, stored.itemsize)), element)
+    everywhere = np.ones(addresses.shape, np.bool_)
+    return TensorHandle(native.load(addresses, everywhere, np.zeros(addresses.shape, stored), stored), element)
 
 
 def masked_load(self, pointers: TensorHandle, mask: TensorHandle, other: TensorHandle | None, *_policy, **_options):
     """Load of the lanes whose mask is set; the others get `other`, or 0."""
     element, stored = _stored_type(pointers)
-    active = np.asarray(mask.data)
-    _Current.memory.check(pointers.data, active, stored.itemsize, "read")
-    fill = np.zeros(pointers.data.shape, stored) if other is None else other.data
-    return TensorHandle(native.load(pointers.data, active, fill, stored), element)
+    addresses, active = pointers.data, np.asarray(mask.data)
+    found = _Current.memory.check(addresses, active, stored.itemsize, "read")
+    fill = np.zeros(addresses.shape, stored) if other is None else other.data
+    if found is not None and not found.start % stored.itemsize:
+        values = _elements(found, stored).take(_indices(addresses, found, stored.itemsize))
+        return TensorHandle(values if active.all() else np.where(active, values, fill), element)
+    return TensorHandle(native.load(addresses, active, fill, stored), element)
 
 
 def store(self, pointers: TensorHandle, value: TensorHandle, *_policy, **_options) -> None:
     """Unmasked store."""
-    _Current.memory.check(pointers.data, None, _stored_type(pointers)[1].itemsize, "write")
-    native.store(pointers.data, value.data, np.ones(pointers.data.shape, np.bool_))
+    _store(pointers, value.data, None)
 
 
 def masked_store(self, pointers: TensorHandle, value: TensorHandle, mask: TensorHandle, *_policy, **_options) -> None:
     """Store of the lanes whose mask is set."""
     active = np.asarray(mask.data)
-    _Current.memory.check(pointers.data, active, _stored_type(pointers)[1].itemsize, "write")
-    native.store(pointers.data, value.data, active)
+    _store(pointers, value.data, None if active.all() else active)
+
+
+def _store(pointers: TensorHandle, values: np.ndarray, active: np.ndarray | None) -> None:
+    stored = _stored_type(pointers)[1]
+    addresses = pointers.data
+    found = _Current.memory.check(addresses, active, stored.itemsize, "write")
+    if found is not None and active is None and values.shape == addresses.shape and not found.start % stored.itemsize:
+        _elements(found, stored)[_indices(addresses, found, stored.itemsize)] = values
+    else:
+        native.store(addresses, values, np.ones(addresses.shape, np.bool_) if active is None else active)
 
 
 _stock_rmw = InterpreterBuilder.create_atomic_rmw
