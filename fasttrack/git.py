@@ -11,6 +11,7 @@ import difflib
 import hashlib
 import os
 import re
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -86,8 +87,8 @@ def display(path: str) -> str:
     """`path` with every character that is not printable ASCII escaped: what findings and reports show."""
     data = path.encode("utf-8", "surrogateescape")
     text = data.decode("utf-8", "backslashreplace")
-    return "".join(c if " " <= c <= "~" else c.encode("ascii", "backslashreplace").decode() if c > "~" else
-                   f"\\x{ord(c):02x}" for c in text)  # fmt: skip
+    return "".join(c if " " <= c <= "~" else f"\\x{ord(c):02x}" if c < "\x80" else
+                   c.encode("ascii", "backslashreplace").decode() for c in text)  # fmt: skip
 
 
 def version() -> tuple[int, ...]:
@@ -118,6 +119,12 @@ def _git(args: Sequence[str], *, env: dict[str, str], cwd: Path | None = None, s
         message = done.stderr.decode("utf-8", "replace").strip().splitlines() or ["no message"]
         raise UserError(f"git {args[0]} failed: {message[0]}", "run `git fsck` if the repository may be damaged")
     return done
+
+
+def _quoted(path: Path) -> str:
+    """A path for a colon-separated variable: git reads C-style quotes there."""
+    text = str(path).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'"{text}"'
 
 
 def _paths(data: bytes) -> list[str]:
@@ -153,26 +160,27 @@ class Repository:
         return cls(Path(git_dir), Path(ask("--git-path", "objects")), top, shallow == "true")
 
     def _read(self, *args: str, stdin: bytes = b"", ok: tuple[int, ...] = (0,)) -> subprocess.CompletedProcess[bytes]:
-        extra = {"GIT_DIR": str(self.git_dir), "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
+        where = self.scratch or self.git_dir
+        extra = {"GIT_DIR": str(where), "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
         if self.scratch:
-            # No index and an empty work tree: no .gitattributes anywhere that could name a merge driver.
-            extra |= {
-                "GIT_OBJECT_DIRECTORY": str(self.scratch / "objects"),
-                "GIT_ALTERNATE_OBJECT_DIRECTORIES": str(self.objects),
-                "GIT_INDEX_FILE": str(self.scratch / "index"),
-                "GIT_WORK_TREE": str(self.scratch / "empty"),
-            }
-        cwd = self.scratch / "empty" if self.scratch else self.git_dir
-        return _git(args, env=_environment(**extra), cwd=cwd, stdin=stdin, ok=ok, trust=True)
+            extra["GIT_ALTERNATE_OBJECT_DIRECTORIES"] = _quoted(self.objects)
+        return _git(args, env=_environment(**extra), cwd=where, stdin=stdin, ok=ok, trust=True)
 
     @contextmanager
     def quarantine(self) -> Iterator["Repository"]:
-        """The same repository with new objects going to a temporary directory: merges leave nothing behind."""
+        """The repository's objects seen from an empty one of our own, which takes whatever a merge writes.
+
+        So its configuration, attributes, merge drivers and replace refs are out of play, and so are its refs: only
+        object ids mean something here.
+        """
+        form = self._read("rev-parse", "--show-object-format").stdout.decode().strip()
         with tempfile.TemporaryDirectory(prefix="fasttrack-git-") as name:
-            scratch = Path(name)
-            for part in ("objects", "empty"):
-                (scratch / part).mkdir()
-            yield replace(self, scratch=scratch)
+            _git(["init", "--quiet", "--bare", "--template=", f"--object-format={form}", name], env=_environment())
+            if self.shallow:
+                shallow = _git(["rev-parse", "--path-format=absolute", "--git-path", "shallow"], trust=True,
+                               env=_environment(GIT_DIR=str(self.git_dir)), cwd=self.git_dir).stdout  # fmt: skip
+                shutil.copy(os.fsdecode(shallow.removesuffix(b"\n")), Path(name) / "shallow")
+            yield replace(self, scratch=Path(name))
 
     # Revisions and history
 
@@ -213,7 +221,7 @@ class Repository:
     # Trees and blobs
 
     def merge(self, base: str, head: str) -> Merge:
-        """The tree that merging `head` into `base` gives, by the ort strategy. Only inside `quarantine`."""
+        """The tree that merging commit `head` into commit `base` gives (ort strategy). Only inside `quarantine`."""
         if self.scratch is None:
             raise ValueError("merge writes objects: call it on the repository that quarantine() yields")
         if version() < MERGE_TREE_VERSION:
