@@ -7,17 +7,6 @@ from pathlib import Path
 
 import pytest
 
-Tree = dict[bytes, tuple[str, bytes]]
-MODEL = "models/alpha"
-BASE = {
-    "README.md": b"# a serving stack\n",
-    "core/shared.py": b"SHARED = 1\n",
-    "core/.clang-format": b"BasedOnStyle: Google\n",
-    "models/alpha/kernels/k.py": b"import triton\n\n\n@triton.jit\ndef k(x):\n    pass\n",
-    "models/alpha/tests/test_k.py": b"import math\n",
-    "models/beta/k.py": b"BETA = 1\n" + b"# a line that makes renames easy to detect\n" * 20,
-}
-
 
 class Forge:
     """A bare repository. Files are `path -> bytes`, or `(mode, bytes)`; a gitlink's bytes are the hex commit id."""
