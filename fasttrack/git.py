@@ -17,6 +17,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -91,6 +92,7 @@ def display(path: str) -> str:
                    c.encode("ascii", "backslashreplace").decode() for c in text)  # fmt: skip
 
 
+@cache
 def version() -> tuple[int, ...]:
     """The installed git's version. UserError without git."""
     found = re.search(rb"(\d+)\.(\d+)(?:\.(\d+))?", _git(["version"], env=_environment()).stdout)
@@ -136,9 +138,10 @@ class Repository:
     """A repository, bare or not, found from any directory inside it; its objects are read in place."""
 
     git_dir: Path
-    objects: Path
+    common_dir: Path
     work_tree: Path | None
     shallow: bool
+    object_format: str
     scratch: Path | None = None
 
     @classmethod
@@ -150,20 +153,20 @@ class Repository:
             return os.fsdecode(done.stdout.removesuffix(b"\n"))
 
         try:
-            git_dir = ask("--absolute-git-dir")
+            inside, shallow, form = ask("--is-inside-work-tree", "--is-shallow-repository",
+                                        "--show-object-format").split("\n")  # fmt: skip
         except UserError as error:
             if "not a git repository" in error.what:
                 raise UserError(f"{path} is not inside a git repository", "name a repository, or clone one") from error
             raise
-        inside, shallow = ask("--is-inside-work-tree", "--is-shallow-repository").split("\n")
         top = Path(ask("--show-toplevel")) if inside == "true" else None
-        return cls(Path(git_dir), Path(ask("--git-path", "objects")), top, shallow == "true")
+        return cls(Path(ask("--absolute-git-dir")), Path(ask("--git-common-dir")), top, shallow == "true", form)
 
     def _read(self, *args: str, stdin: bytes = b"", ok: tuple[int, ...] = (0,)) -> subprocess.CompletedProcess[bytes]:
         where = self.scratch or self.git_dir
         extra = {"GIT_DIR": str(where), "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
         if self.scratch:
-            extra["GIT_ALTERNATE_OBJECT_DIRECTORIES"] = _quoted(self.objects)
+            extra["GIT_ALTERNATE_OBJECT_DIRECTORIES"] = _quoted(self.common_dir / "objects")
         return _git(args, env=_environment(**extra), cwd=where, stdin=stdin, ok=ok, trust=True)
 
     @contextmanager
@@ -173,14 +176,17 @@ class Repository:
         So its configuration, attributes, merge drivers and replace refs are out of play, and so are its refs: only
         object ids mean something here.
         """
-        form = self._read("rev-parse", "--show-object-format").stdout.decode().strip()
         with tempfile.TemporaryDirectory(prefix="fasttrack-git-") as name:
-            _git(["init", "--quiet", "--bare", "--template=", f"--object-format={form}", name], env=_environment())
+            scratch = Path(name)
+            for part in ("objects", "refs"):
+                (scratch / part).mkdir()
+            (scratch / "HEAD").write_text("ref: refs/heads/none\n")
+            if self.object_format != "sha1":
+                (scratch / "config").write_text("[core]\nrepositoryformatversion = 1\nbare = true\n"
+                                                f"[extensions]\nobjectFormat = {self.object_format}\n")  # fmt: skip
             if self.shallow:
-                shallow = _git(["rev-parse", "--path-format=absolute", "--git-path", "shallow"], trust=True,
-                               env=_environment(GIT_DIR=str(self.git_dir)), cwd=self.git_dir).stdout  # fmt: skip
-                shutil.copy(os.fsdecode(shallow.removesuffix(b"\n")), Path(name) / "shallow")
-            yield replace(self, scratch=Path(name))
+                shutil.copy(self.common_dir / "shallow", scratch)
+            yield replace(self, scratch=scratch)
 
     # Revisions and history
 
@@ -267,20 +273,25 @@ class Repository:
         rows = [line.split(" ") for line in out.stdout.decode().splitlines()]
         missing = next((row[0] for row in rows if row[1] == "missing"), None)
         if missing:
-            raise UserError(f"object {missing} is missing in {self.git_dir}", "fetch the commit in full and try again")
+            raise self._missing(missing)
         return {oid: int(size) for oid, size in rows}
 
     def blobs(self, oids: Iterable[str]) -> dict[str, bytes]:
         """Contents of objects, raw: no filter, no text conversion."""
-        wanted = sorted(self.sizes(oids))
+        wanted = sorted(set(oids))
         out = self._read("cat-file", "--batch", stdin="".join(f"{oid}\n" for oid in wanted).encode()).stdout
         found, at = {}, 0
         for oid in wanted:
             end = out.index(b"\n", at)
-            size = int(out[at:end].split(b" ")[2])
-            found[oid] = out[end + 1 : end + 1 + size]
-            at = end + 2 + size
+            head = out[at:end].decode().split(" ")
+            if head[1] == "missing":
+                raise self._missing(oid)
+            found[oid] = out[end + 1 : end + 1 + int(head[2])]
+            at = end + 2 + int(head[2])
         return found
+
+    def _missing(self, oid: str) -> UserError:
+        return UserError(f"object {oid} is missing in {self.git_dir}", "fetch the commit in full and try again")
 
     def files(self, treeish: str, directory: str) -> dict[str, bytes]:
         """Regular files under `directory` of a tree, by path relative to it."""

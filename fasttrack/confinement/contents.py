@@ -8,6 +8,7 @@ from typing import NamedTuple
 from fasttrack_validation.records import Frozen
 
 from .names import MANIFEST, invisible, tool_configuration
+from .pages import check_page
 from .python_source import check_python
 
 MIB = 1 << 20
@@ -15,17 +16,11 @@ _SOURCE = (".py", ".cu", ".cuh", ".h", ".hpp")
 _ANYWHERE = (*_SOURCE, ".md", ".json", ".txt")
 _BY_DIRECTORY = {
     "evidence": (".json", ".jsonl", ".json.gz", ".jsonl.gz", ".csv", ".csv.gz", ".md", ".txt"),
-    "report": (".md", ".html", ".json", ".svg"),
+    "report": (".md", ".html", ".json"),
 }
 _MARKER = re.compile(
     r"@generated\b|code generated .{0,80}do not edit|\b(ruff|flake8)\s*:\s*noqa\b|pylint\s*:\s*skip-file"
     r"|mypy\s*:\s*ignore-errors|pyright\s*:\s*(basic|off)|nosec\b|clang-format off|NOLINTBEGIN|pragma:\s*no cover",
-    re.IGNORECASE,
-)
-_ACTIVE = re.compile(
-    r"<\s*/?\s*(script|iframe|frame|object|embed|link|base|form|applet|foreignobject|portal)\b|@import\b"
-    r"|javascript:|vbscript:|\bon[a-z]+\s*=|http-equiv|<[^>]*\b(src|srcset|xlink:href|data|poster|background)\s*=(?!"
-    r"\s*[\"']?(data:image/|#))|url\((?!\s*[\"']?(data:image/|#))|expression\(",
     re.IGNORECASE,
 )
 _INCLUDE = re.compile(r"^[ \t]*#[ \t]*(include|import|include_next|embed)\b[ \t]*(.*)$", re.MULTILINE)
@@ -81,9 +76,9 @@ def check_contents(relative: str, data: bytes, limits: Limits) -> Iterator[Probl
         yield Problem("confinement.binary", text.count("\n", 0, text.index("\0")) + 1, "a NUL byte")
         return
     yield from _characters(text)
-    if relative.endswith((".html", ".svg")):
-        yield from _matches(_ACTIVE, text, "confinement.active_content")
-    if relative.endswith((".md", ".html", ".svg", ".json", ".jsonl", ".gz", ".csv", ".txt", ".toml")):
+    if relative.endswith(".html"):
+        yield from (Problem("confinement.active_content", line, what) for line, what in check_page(text))
+    if not relative.endswith(_SOURCE):
         return
     yield from _matches(_MARKER, text, "confinement.generated_marker")
     if relative.endswith(".py"):

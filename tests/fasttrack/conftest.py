@@ -13,7 +13,9 @@ class Forge:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        subprocess.run(["git", "init", "--quiet", "--bare", "-b", "main", str(path)], check=True)
+        for part in ("objects", "refs/heads"):
+            (path / part).mkdir(parents=True)
+        (path / "HEAD").write_text("ref: refs/heads/main\n")
 
     def git(self, *args: str, stdin: bytes = b"") -> str:
         command = ["git", "--git-dir", str(self.path), "-c", "safe.directory=*", *args]

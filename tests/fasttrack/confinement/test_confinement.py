@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from fasttrack.confinement.check import Confinement, check, model_directory
-from fasttrack.confinement.contents import Limits
+from fasttrack.confinement.contents import Limits, check_contents
 from fasttrack.confinement.rules import RULES
 from fasttrack_validation.errors import UserError
 
@@ -108,8 +108,7 @@ TOOLS = (
     ".github/workflows/x.yml .vscode/settings.json package.json entry_points.txt alpha.egg-info/PKG-INFO "
     "docker-compose.yml pyrightconfig.json BUILD BUILD.bazel meson.build other/fasttrack.toml MANIFEST.in"
 ).split()
-CASES += [(f"tool: {name}", "tool_configuration", {f"{M}/{name}": b"x = 1\n"}, {f"{M}/notes.md": name.encode() + b"\n"})
-          for name in TOOLS]  # fmt: skip
+CASES += [("tool configuration", "tool_configuration", {f"{M}/conftest.py": b"x = 1\n"}, {f"{M}/contest.py": b"x = 1\n"})]
 
 
 def applied(changes: dict, base: dict = BASE) -> dict:
@@ -133,6 +132,16 @@ def test_exploit_fails_for_its_reason_and_twin_passes(forge, rule, exploit, hone
     twin = found(forge, honest)
     assert rules(twin) == set(), twin.findings
     assert {file.path for file in twin.files} == {path for path in honest if applied(honest).get(path) != BASE.get(path)}
+
+
+@pytest.mark.parametrize("name", TOOLS)
+def test_tool_configuration_of_every_kind(name):
+    assert "confinement.tool_configuration" in {problem.rule for problem in check_contents(name, b"x = 1\n", Limits())}
+
+
+@pytest.mark.parametrize("name", ["kernels/build_plan.py", "setup_kernel.py", "kernels/make.py", "README.md", "x.json"])
+def test_names_like_those_of_tools_are_fine(name):
+    assert list(check_contents(name, b"{}\n", Limits())) == []
 
 
 def test_manifest_is_the_one_configuration(forge):
