@@ -14,7 +14,7 @@ from ..confinement.check import ChangedFile
 from ..evidence import PerformanceCell, Stage, Statement
 
 _FIGURE = re.compile(
-    r"\d[\d.,]*\s*(x\b|×|%|percent\b|-?fold\b|times\b|[µu]s\b|ms\b|ns\b|seconds?\b|tok|[KMGT]i?B\b|[GTP]FLOP)", re.IGNORECASE
+    r"(?<![A-Za-z0-9_])\d+([.,]\d+)*\s*(x\b|×|%|percent\b|-?fold\b|times\b|[µu]s\b|ms\b|ns\b|seconds?\b|tok|[KMGT]i?B\b|[GTP]FLOP)", re.IGNORECASE
 )
 
 

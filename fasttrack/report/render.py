@@ -14,7 +14,7 @@ from ..confinement.names import invisible
 from .data import ReportData
 from .drawing import BOX, draw
 
-_MARKDOWN = re.compile(r"([\\`*_{}\[\]()#+!|~])")
+_MARKDOWN = re.compile(r"([\\`*_\[\]|~]|^[#+-]|(?<=^\d)[.)](?=\s))")
 
 
 def visible(text: object) -> str:
@@ -26,7 +26,7 @@ def markdown(text: object) -> str:
     """Text as Markdown that shows it literally on one line: no markup, no HTML, no mentions, no links."""
     flat = " ".join(visible(text).split())
     flat = html.escape(_MARKDOWN.sub(r"\\\1", flat), quote=False).replace("@", "&#64;")
-    return re.sub(r"\b(https?|www)(:|\.)", r"\1&#58;" if "://" in flat else r"\1\2", flat)
+    return flat.replace("://", "&#58;//").replace("www.", "www&#46;")
 
 
 def code(text: object) -> str:
@@ -44,7 +44,7 @@ def link(path: str) -> str:
 
 def microseconds(value: float) -> str:
     """A time with three significant digits, and its unit."""
-    return f"{value:.3g} µs" if value < 1000 else f"{value:,.0f} µs"
+    return f"{value:#.3g}".rstrip(".") + " µs" if value < 999.5 else f"{value:,.0f} µs"
 
 
 def error(value: float) -> str:
