@@ -1,0 +1,1 @@
+"""What a change touched, proved from git objects: see `check`."""

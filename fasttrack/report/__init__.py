@@ -1,0 +1,1 @@
+"""The design report: one page, rendered from evidence, from which a person decides."""

@@ -1,0 +1,182 @@
+"""What a kernel's Python may say, read from its syntax tree: it is never imported, and never run here.
+
+This is a first reader, not a sandbox: it turns away what no kernel needs, with the line, before anything runs. What
+hides from it meets the judge's sandbox, which assumes hostile code.
+"""
+
+import ast
+from collections.abc import Iterator
+from typing import NamedTuple
+
+_ROOTS = frozenset({"torch", "triton", "cuda"})
+_STANDARD = frozenset(
+    {"__future__", "abc", "collections", "collections.abc", "dataclasses", "enum", "functools", "itertools", "math",
+     "typing"}
+)  # fmt: skip
+_NAMES = frozenset(
+    "__import__ __builtins__ __loader__ __spec__ exec eval compile open input breakpoint globals locals vars setattr "
+    "delattr exit quit help memoryview importlib os sys subprocess socket ctypes builtins".split()
+)
+_DUNDERS = frozenset(
+    "__name__ __doc__ __init__ __post_init__ __call__ __len__ __iter__ __eq__ __hash__ __repr__ __str__ __enter__ "
+    "__exit__ __version__ __all__ __annotations__ __getitem__ __contains__ __add__ __mul__ __slots__".split()
+)
+# What an allowed library offers to reach files, compilers, processes, other code, or state that others share.
+_LIBRARY = (
+    "torch.hub", "torch.load", "torch.save", "torch.serialization", "torch.package", "torch.multiprocessing",
+    "torch.utils.cpp_extension", "torch.utils.data", "torch.utils.model_zoo", "torch.utils.tensorboard",
+    "torch.utils.benchmark", "torch.testing", "torch.jit", "torch.library", "torch.classes", "torch.overrides",
+    "torch.ops.load_library", "torch.distributed.rpc", "torch._C", "torch._dynamo", "torch._inductor", "torch.fx",
+    "torch.utils._python_dispatch", "torch.set_default_dtype", "torch.set_default_device", "torch.manual_seed",
+    "torch.set_default_tensor_type", "torch.set_num_threads", "torch.use_deterministic_algorithms",
+    "torch.set_float32_matmul_precision", "torch.cuda.memory.change_current_allocator", "torch.sys", "torch.os",
+    "torch.importlib", "torch.ctypes", "torch.builtins", "torch.compile", "torch.profiler", "torch.autograd.profiler",
+    "triton.runtime", "triton.compiler", "triton.backends", "triton.knobs", "triton.testing", "triton.profiler",
+    "triton.tools", "triton._C", "triton.language.core.builtin",
+    "functools.sys", "collections._sys", "dataclasses.sys", "enum.sys", "typing.sys", "abc._abc",
+)  # fmt: skip
+
+
+class Found(NamedTuple):
+    """One broken rule: id, line (from 1), and what was found."""
+
+    rule: str
+    line: int
+    message: str
+
+
+def check_python(relative: str, text: str) -> Iterator[Found]:
+    """Every rule that the source breaks. `relative` is its path in the model directory."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        yield Found("content.syntax", getattr(error, "lineno", None) or 0, getattr(error, "msg", None) or str(error))
+        return
+    depth = len(relative.split("/"))
+    imported = _imported(tree)
+    for node in ast.walk(tree):
+        yield from _imports(node, depth)
+        yield from _names(node, imported)
+        yield from _patches(node, imported)
+
+
+def _imported(tree: ast.AST) -> dict[str, str]:
+    """Local name -> dotted origin for each import, and for each name that is bound to a part of one."""
+    origins: dict[str, str] = {}
+    assigned = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                origins[alias.asname or alias.name.split(".")[0]] = alias.name if alias.asname else (
+                    alias.name.split(".")[0])  # fmt: skip
+        elif isinstance(node, ast.ImportFrom):
+            source = "." * node.level + (node.module or "")
+            for alias in node.names:
+                origins[alias.asname or alias.name] = f"{source}.{alias.name}"
+        elif isinstance(node, ast.Assign | ast.NamedExpr | ast.AnnAssign) and node.value is not None:
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            assigned += [(target.id, node.value) for target in targets if isinstance(target, ast.Name)]
+    while True:
+        fresh = {name: origin for name, value in assigned
+                 if name not in origins and (origin := _origin(value, origins))}  # fmt: skip
+        if not fresh:
+            return origins
+        origins |= fresh
+
+
+def _origin(node: ast.AST, origins: dict[str, str]) -> str | None:
+    """The dotted name that an expression denotes when it starts at an import: `t.cuda.Event` -> torch.cuda.Event."""
+    if isinstance(node, ast.Name):
+        return origins.get(node.id)
+    if isinstance(node, ast.Attribute):
+        base = _origin(node.value, origins)
+        return base and f"{base}.{node.attr}"
+    if isinstance(node, ast.Call) and _getattr_name(node):
+        base = _origin(node.args[0], origins)
+        return base and f"{base}.{_getattr_name(node)}"
+    return None
+
+
+def _getattr_name(node: ast.Call) -> str | None:
+    if isinstance(node.func, ast.Name) and node.func.id == "getattr" and len(node.args) >= 2:
+        name = node.args[1]
+        return name.value if isinstance(name, ast.Constant) and isinstance(name.value, str) else None
+    return None
+
+
+def _imports(node: ast.AST, depth: int) -> Iterator[Found]:
+    if isinstance(node, ast.Import):
+        for alias in node.names:
+            if alias.name.split(".")[0] not in _ROOTS and alias.name not in _STANDARD:
+                yield Found("content.import", node.lineno, f"import {alias.name}")
+    elif isinstance(node, ast.ImportFrom):
+        if node.level > depth:
+            yield Found("content.relative_import", node.lineno, f"from {'.' * node.level}{node.module or ''} import")
+        elif not node.level and node.module.split(".")[0] not in _ROOTS and node.module not in _STANDARD:
+            yield Found("content.import", node.lineno, f"from {node.module} import")
+        if any(alias.name == "*" for alias in node.names):
+            yield Found("content.import", node.lineno, "import *: what it brings cannot be read")
+
+
+def _names(node: ast.AST, imported: dict[str, str]) -> Iterator[Found]:
+    line = getattr(node, "lineno", 0)
+    spelled = [value for field in ("id", "attr", "arg", "name", "asname")
+               if isinstance(value := getattr(node, field, None), str)]  # fmt: skip
+    for name in spelled:
+        if not name.isascii():
+            yield Found("content.identifier", line, f"{name.encode('ascii', 'backslashreplace').decode()}")
+    reached = []
+    if isinstance(node, ast.Name):
+        if node.id in _NAMES:
+            reached.append(node.id)
+        elif isinstance(node.ctx, ast.Load) and node.id in imported and "." in imported[node.id]:
+            reached += _denied(imported[node.id])
+    elif isinstance(node, ast.Attribute):
+        reached += _attribute(node.attr) + _denied(_origin(node, imported))
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "getattr":
+        name = _getattr_name(node)
+        reached += ["getattr with a computed name"] if name is None else (
+            _attribute(name) + _denied(_origin(node, imported)))  # fmt: skip
+    elif isinstance(node, ast.alias):
+        reached += _attribute(node.name)
+    elif isinstance(node, ast.ImportFrom) and not node.level:
+        for alias in node.names:
+            reached += _denied(f"{node.module}.{alias.name}")
+    elif isinstance(node, ast.Import):
+        for alias in node.names:
+            reached += _denied(alias.name)
+    yield from (Found("content.forbidden_name", line, name) for name in reached)
+
+
+def _attribute(name: str) -> list[str]:
+    hidden = name.startswith("__") and name.endswith("__") and name not in _DUNDERS
+    return [name] if hidden or name in {"f_globals", "f_builtins", "f_locals", "gi_frame", "tb_frame"} else []
+
+
+def _denied(origin: str | None) -> list[str]:
+    return [f"{origin} ({rule})" if origin != rule else rule for rule in _LIBRARY
+            if origin and (origin == rule or origin.startswith(f"{rule}."))][:1]  # fmt: skip
+
+
+def _patches(node: ast.AST, imported: dict[str, str]) -> Iterator[Found]:
+    match node:
+        case ast.Assign() | ast.Delete():
+            targets = list(node.targets)
+        case ast.AugAssign() | ast.AnnAssign() | ast.For() | ast.AsyncFor() | ast.comprehension():
+            targets = [node.target]
+        case ast.withitem(optional_vars=target) if target:
+            targets = [target]
+        case _:
+            return
+    while targets:
+        target = targets.pop()
+        if isinstance(target, ast.Tuple | ast.List):
+            targets += target.elts
+        elif isinstance(target, ast.Starred):
+            targets.append(target.value)
+        elif isinstance(target, ast.Attribute | ast.Subscript):
+            root = target.value
+            while isinstance(root, ast.Attribute | ast.Subscript):
+                root = root.value
+            if isinstance(root, ast.Name) and root.id in imported:
+                yield Found("content.global_patch", target.lineno, f"{ast.unparse(target)} = ...")

@@ -1,0 +1,340 @@
+"""The gate on a change: confinement, manifest, evidence, performance claims. It reads git objects and runs nothing.
+
+Policy (contracts, judge) comes from the base's tree where it holds them, else from the installed package: never from
+the head. Every stage says pass, fail or not run, with reasons; not run is never a pass.
+"""
+
+import importlib.util
+from collections.abc import Callable, Iterator, Mapping
+from enum import StrEnum
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from pydantic import Field
+
+from fasttrack_validation.claims.cells import Measured
+from fasttrack_validation.errors import UserError
+from fasttrack_validation.judge.verdict import Outcome, Status, rule
+from fasttrack_validation.records import Frozen, digest_files, sha256
+
+from . import evidence
+from .confinement.check import Confinement, Finding, examine, model_directory
+from .confinement.contents import Limits
+from .confinement.names import MANIFEST
+from .git import Repository
+
+Files = Mapping[str, bytes]
+ContractFiles = Callable[[str, str, Files], Files]
+
+_PROPOSE = "run `fasttrack propose` for the op on this branch, and commit the evidence it writes"
+_SOURCES = (".py", ".cu", ".cuh", ".h", ".hpp")
+
+
+class StageStatus(StrEnum):
+    """What came of a stage."""
+
+    PASS = "pass"
+    FAIL = "fail"
+    NOT_RUN = "not_run"
+    EMPTY = "empty"
+
+
+class Reason(Frozen):
+    """One reason for a status, with a stable id and what to do about it."""
+
+    id: str
+    message: str
+    remedy: str
+    status: StageStatus = StageStatus.FAIL
+    path: str | None = None
+    line: int | None = None
+    op: str | None = None
+
+
+class StageResult(Frozen):
+    """One stage of the gate. A stage that is not required never decides; it says what was left out."""
+
+    stage: str
+    status: StageStatus
+    summary: str
+    required: bool = True
+    reasons: tuple[Reason, ...] = ()
+
+
+class GateResult(Frozen):
+    """The gate's answer for one base and one head; a push or a merge queue needs a new one."""
+
+    schema_version: int = 1
+    model: str
+    base: str
+    head: str
+    policy: str = Field(description="where contracts and judge were read from")
+    stages: tuple[StageResult, ...]
+    draft_only: tuple[Reason, ...] = Field(description="why the change cannot leave draft although nothing failed")
+    confinement: Confinement
+
+    @property
+    def exit_code(self) -> int:
+        """0 pass, 1 fail, 3 a required stage did not run, 4 nothing to check."""
+        statuses = {stage.status for stage in self.stages if stage.required}
+        if StageStatus.EMPTY in statuses:
+            return 4
+        return 1 if StageStatus.FAIL in statuses else 3 if StageStatus.NOT_RUN in statuses else 0
+
+
+def contract_files(model: str, op: str, files: Files) -> Files:
+    """The files that an op's exam is made of, from those of `validation/`: the model's contract and its base."""
+    own = f"contracts/{model}/"
+    chosen = {name: data for name, data in files.items() if name.startswith(own) and not name.endswith(".md")}
+    if not chosen:
+        raise UserError(f"there is no contract for model {model!r}", "a person onboards a model, with its contract, first")
+    return chosen | {name: data for name, data in files.items()
+                     if PurePosixPath(name).parent == PurePosixPath("contracts") and name.endswith(".py")}  # fmt: skip
+
+
+def policy_files(objects: Repository, base: str) -> tuple[str, Files]:
+    """Where policy comes from, and the files of `validation/` there, relative to it."""
+    files = objects.files(base, "validation")
+    if any(name.startswith("judge/") for name in files):
+        return "base tree", files
+    root = Path(importlib.util.find_spec("fasttrack_validation").origin).parent
+    return "installed package", {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*")
+                                 if path.is_file() and "__pycache__" not in path.parts}  # fmt: skip
+
+
+def run_gate(repo: Path, base: str, head: str, model: str, *, root: str = "models", limits: Limits | None = None,
+             contract_of: ContractFiles = contract_files, parse_manifest: Callable[[str, str], Any] | None = None
+             ) -> GateResult:  # fmt: skip
+    """Decides about merging `head` into `base`, for one model, from any directory and without a checkout.
+
+    `contract_of` picks the files of an op's contract. UserError for wrong usage (unknown revision, no repository).
+    """
+    if parse_manifest is None:
+        from .model_dir import parse_manifest
+    directory = model_directory(model, root)
+    repository = Repository.open(repo)
+    base, head = repository.resolve(base), repository.resolve(head)
+    with repository.quarantine() as objects:
+        confinement = examine(objects, base, head, model, directory, limits or Limits())
+        source, policy = policy_files(objects, base)
+        files = objects.files(confinement.outcome, directory) if confinement.outcome else {}
+    stages = [_confinement(confinement)]
+    draft = [_finding(finding, StageStatus.PASS) for finding in confinement.notices]
+    if confinement.outcome is None:
+        stages += [StageResult(stage=stage, status=StageStatus.NOT_RUN, summary="there is no merge result to read")
+                   for stage in ("manifest", "evidence")]  # fmt: skip
+    else:
+        manifest, stage = _manifest(files, directory, model, parse_manifest)
+        stages.append(stage)
+        if manifest is None:
+            stages.append(StageResult(stage="evidence", status=StageStatus.NOT_RUN, summary="needs a valid manifest"))
+        else:
+            found, reasons = read_statements(files, directory)
+            reasons += [reason for op, entry in manifest.ops.items()
+                        for reason in _op(op, entry, found, files, directory, model, policy, contract_of)]  # fmt: skip
+            stages += [_evidence(manifest, reasons), _performance(found)]
+            draft += _self_reported(found) + list(_uncovered(manifest, files, confinement))
+    stages.append(StageResult(stage="rejudge", status=StageStatus.NOT_RUN, required=False, summary="this gate runs no "
+                              "code of the head; the judge runs in its own sandboxed job"))  # fmt: skip
+    return GateResult(model=model, base=base, head=head, policy=source, stages=tuple(stages), draft_only=tuple(draft),
+                      confinement=confinement)  # fmt: skip
+
+
+def _finding(finding: Finding, status: StageStatus = StageStatus.FAIL) -> Reason:
+    return Reason(id=finding.rule, message=f"{finding.title}: {finding.message}", remedy=finding.remedy, status=status,
+                  path=finding.path, line=finding.line)  # fmt: skip
+
+
+def _confinement(confinement: Confinement) -> StageResult:
+    status = StageStatus.PASS if confinement.passed else StageStatus.EMPTY if confinement.empty else StageStatus.FAIL
+    count = len(confinement.files)
+    summary = f"{count} file{'s' * (count != 1)} differ, all below {confinement.directory}/" if confinement.passed else (
+        f"{len(confinement.findings)} findings")  # fmt: skip
+    reasons = tuple(_finding(finding) for finding in confinement.findings)
+    return StageResult(stage="confinement", status=status, reasons=reasons,
+                       summary=f"{summary} (proved: {', '.join(confinement.proved)})")  # fmt: skip
+
+
+def _manifest(files: Files, directory: str, model: str, parse: Callable[[str, str], Any]) -> tuple[Any, StageResult]:
+    path = f"{directory}/{MANIFEST}"
+
+    def fail(id: str, message: str, remedy: str) -> tuple[None, StageResult]:
+        reason = Reason(id=id, message=message, remedy=remedy, path=path)
+        return None, StageResult(stage="manifest", status=StageStatus.FAIL, summary=message, reasons=(reason,))
+
+    if MANIFEST not in files:
+        return fail("manifest.missing", f"{path} does not exist", "add the manifest: it names the model's ops and files")
+    try:
+        manifest = parse(files[MANIFEST].decode("utf-8"), path)
+    except UnicodeDecodeError:
+        return fail("manifest.invalid", f"{path} is not UTF-8", "write it as UTF-8 text")
+    except UserError as error:
+        return fail("manifest.invalid", error.what, error.how)
+    if manifest.model.name != model:
+        return fail("manifest.model", f"{path} is for model {manifest.model.name!r}", f"name the model {model!r}")
+    count = len(manifest.ops)
+    return manifest, StageResult(stage="manifest", status=StageStatus.PASS, summary=f"{count} op{'s' * (count != 1)}")
+
+
+def read_statements(files: Files, directory: str) -> tuple[dict[str, evidence.Statement], list[Reason]]:
+    """The statements of a model directory by path (relative to it), and what is wrong with the others."""
+    found, reasons = {}, []
+    for path in sorted(files):
+        if not path.startswith(f"{evidence.STATEMENTS}/"):
+            continue
+        where = f"{directory}/{path}"
+        try:
+            statement = evidence.parse(files[path], where)
+        except UserError as error:
+            reasons.append(Reason(id="evidence.malformed", message=error.what, remedy=error.how, path=where))
+            continue
+        if evidence.file_name(statement) != path:
+            message = f"{where} holds the statement that belongs in {evidence.file_name(statement)}"
+            reasons.append(Reason(id="evidence.misplaced", message=message, remedy="move it there", path=where))
+            continue
+        found[path] = statement
+    return found, reasons
+
+
+def _op(op: str, entry: Any, found: Mapping[str, evidence.Statement], files: Files, directory: str, model: str,
+        policy: Files, contract_of: ContractFiles) -> Iterator[Reason]:  # fmt: skip
+    """Reasons against one op: its judge's statement must be there, fresh, about these kernels, and accepted."""
+    path = f"{evidence.STATEMENTS}/{op}.{evidence.Stage.JUDGE}.json"
+
+    def reason(id: str, message: str, remedy: str = _PROPOSE, status: StageStatus = StageStatus.FAIL) -> Reason:
+        return Reason(id=id, message=f"{op}: {message}", remedy=remedy, status=status, path=f"{directory}/{path}", op=op)
+
+    if path not in found:
+        if path not in files:
+            yield reason("evidence.missing", "no statement of the judge")
+        return
+    statement = found[path]
+    predicate, verdict = statement.predicate, statement.predicate.verdict
+    if (predicate.model, predicate.op) != (model, op):
+        yield reason("evidence.other_op", f"the statement is about {predicate.model}/{predicate.op}")
+    if set(predicate.kernels) != set(entry.kernels):
+        yield reason("evidence.other_kernels", f"the manifest names {sorted(entry.kernels)}, "
+                     f"the statement {sorted(predicate.kernels)}")  # fmt: skip
+    try:
+        contract = digest_files(dict(contract_of(model, op, policy)))
+        fresh = evidence.freshness(statement, files, contract, evidence.judge_digest(policy))
+    except UserError as error:
+        yield reason("evidence.unresolved", error.what, error.how)
+        return
+    if isinstance(fresh, evidence.Stale):
+        yield reason("evidence.stale", f"stale: {fresh}")
+    for raw in predicate.raw:
+        if raw.path not in files or sha256(files[raw.path]) != raw.sha256:
+            yield reason("evidence.raw", f"{raw.path} is not the file the statement was made from")
+    yield from _ruling(verdict, reason)
+
+
+def _ruling(verdict: Any, reason: Callable[..., Reason]) -> Iterator[Reason]:
+    if verdict.status in (Status.REJECTED, Status.INVALID):
+        yield reason(f"evidence.{verdict.status}", f"{verdict.reason}: {verdict.message}", "propose another candidate")
+    elif verdict.status is not Status.ACCEPTED:
+        yield reason(f"evidence.{verdict.status}", f"{verdict.reason}: {verdict.message}", status=StageStatus.NOT_RUN)
+    elif rule(verdict.checks, ())[0] is not Status.ACCEPTED or not any(
+        check.outcome is Outcome.PASS for check in verdict.checks
+    ):
+        yield reason("evidence.inconsistent", "says accepted, and its own checks do not")
+
+
+def _evidence(manifest: Any, reasons: list[Reason]) -> StageResult:
+    statuses = {reason.status for reason in reasons}
+    if not manifest.ops:
+        return StageResult(stage="evidence", status=StageStatus.NOT_RUN, summary="the manifest names no op")
+    status = next((s for s in (StageStatus.FAIL, StageStatus.NOT_RUN) if s in statuses), StageStatus.PASS)
+    bad = {reason.op for reason in reasons if reason.op}
+    summary = f"{len(manifest.ops) - len(bad)} of {len(manifest.ops)} ops have fresh, accepted evidence (self-reported)"
+    return StageResult(stage="evidence", status=status, summary=summary, reasons=tuple(reasons))
+
+
+def _measured(found: Mapping[str, evidence.Statement]) -> dict[str, int]:
+    """Statement path -> how many of its cells hold a measurement."""
+    counts = {}
+    for path, statement in found.items():
+        predicate = statement.predicate
+        cells = [cell for pair in predicate.performance for cell in (pair.candidate, pair.stock)]
+        cells += [workload.performance for workload in predicate.verdict.workloads]
+        counts[path] = sum(isinstance(cell, Measured) for cell in cells)
+    return counts
+
+
+def _performance(found: Mapping[str, evidence.Statement]) -> StageResult:
+    count = sum(_measured(found).values())
+    if not count:
+        return StageResult(stage="performance", status=StageStatus.NOT_RUN, required=False, summary="no cell is measured")
+    return StageResult(stage="performance", status=StageStatus.PASS, required=False, summary=f"{count} measurements, all "
+                       "self-reported")  # fmt: skip
+
+
+def _self_reported(found: Mapping[str, evidence.Statement]) -> list[Reason]:
+    return [Reason(id="performance.self_reported", message=f"{path}: {count} measurements that nobody attests to",
+                   remedy="have a trusted machine repeat and sign them", status=StageStatus.PASS, path=path)
+            for path, count in _measured(found).items() if count]  # fmt: skip
+
+
+def _uncovered(manifest: Any, files: Files, confinement: Confinement) -> Iterator[Reason]:
+    """Sources that changed and that no op's evidence exercises: a person reads those."""
+    covered: set[str] = set()
+    for entry in manifest.ops.values():
+        try:
+            covered |= set(evidence.kernel_closure(entry.kernels, files))
+        except UserError:
+            continue  # reported by the op's own stage as evidence.unresolved or evidence.missing
+    for file in confinement.files:
+        name = file.path.removeprefix(f"{confinement.directory}/")
+        if file.status != "D" and name in files and name not in covered and name.endswith(_SOURCES):
+            yield Reason(id="evidence.uncovered", message=f"{name} changed, and no op's evidence exercises it",
+                         remedy="a person reads it, or an op covers it", status=StageStatus.PASS, path=file.path)  # fmt: skip
+
+
+def render_text(result: GateResult) -> str:
+    """The result for a terminal: one line a stage, its reasons below, each with what to do."""
+    lines = [f"gate {result.model}: {result.head[:12]} into {result.base[:12]}, policy from the {result.policy}"]
+    for stage in result.stages:
+        note = "" if stage.required else " (not required)"
+        lines.append(f"  {stage.status.replace('_', ' '):8} {stage.stage:12} {stage.summary}{note}")
+        for reason in stage.reasons:
+            lines += _lines(reason)
+    if result.draft_only:
+        lines.append("  stays a draft:")
+        for reason in result.draft_only:
+            lines += _lines(reason)
+    verdict = {0: "pass", 1: "fail", 3: "a required stage did not run", 4: "nothing to check"}[result.exit_code]
+    return "\n".join([*lines, f"{verdict}"]) + "\n"
+
+
+def _lines(reason: Reason) -> list[str]:
+    place = ":".join(str(part) for part in (reason.path, reason.line) if part)
+    return [f"    {place + ': ' if place else ''}{_printable(reason.message)} [{reason.id}]", f"      {reason.remedy}"]
+
+
+def _printable(text: str) -> str:
+    """`text` on one line without control characters: messages may quote the head's files."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def render_json(result: GateResult) -> str:
+    """The result as JSON, exit code included."""
+    return evidence.canonical_json(result.model_dump(mode="json") | {"exit_code": result.exit_code}) + "\n"
+
+
+def render_annotations(result: GateResult) -> str:
+    """GitHub workflow commands: errors for what decides, warnings for what keeps the change a draft."""
+    rows = [("error" if stage.required and reason.status is StageStatus.FAIL else "warning", reason)
+            for stage in result.stages for reason in stage.reasons]  # fmt: skip
+    rows += [("warning", reason) for reason in result.draft_only]
+    lines = []
+    for level, reason in rows:
+        place = {"file": reason.path, "line": reason.line, "title": reason.id}
+        properties = ",".join(f"{key}={_escape(str(value), ':,')}" for key, value in place.items() if value)
+        lines.append(f"::{level} {properties}::{_escape(f'{_printable(reason.message)}. {reason.remedy}')}")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _escape(text: str, more: str = "") -> str:
+    for character in ("%", "\r", "\n", *more):
+        text = text.replace(character, f"%{ord(character):02X}")
+    return text

@@ -1,0 +1,222 @@
+"""What a design report is rendered from. Figures are read from evidence; prose that types figures is refused."""
+
+import re
+from typing import Annotated
+
+from pydantic import AfterValidator, Field, model_validator
+
+from fasttrack_validation.claims.cells import Measured, Modelled, NotMeasured
+from fasttrack_validation.judge.pack import KernelPack
+from fasttrack_validation.judge.verdict import Outcome, Status, TensorError, Verdict
+from fasttrack_validation.records import Frozen, canonical_json, sha256
+
+from ..confinement.check import ChangedFile
+from ..evidence import PerformanceCell, Stage, Statement
+
+_FIGURE = re.compile(
+    r"(?<![A-Za-z0-9_])\d+([.,]\d+)*\s*(x\b|×|%|percent\b|-?fold\b|times\b|[µu]s\b|ms\b|ns\b|seconds?\b|tok|[KMGT]i?B\b|[GTP]FLOP)", re.IGNORECASE
+)
+
+
+def _without_figures(text: str) -> str:
+    if found := _FIGURE.search(text):
+        raise ValueError(f"{found[0]!r} is typed: figures are rendered from evidence")
+    return text
+
+
+Prose = Annotated[str, AfterValidator(_without_figures)]
+
+
+class Prediction(Frozen):
+    """What was expected of an op at a workload before anything ran: the least it can move, and the floor's model."""
+
+    workload: str
+    bytes: int = Field(ge=0, description="bytes that the op cannot do without")
+    flops: int = Field(ge=0)
+    floor: Modelled | None = None
+    source: str = Field(description="file, relative to the model directory")
+
+
+class OpReport(Frozen):
+    """One op: the statement of its judge, and the plan that the verdict is about."""
+
+    statement: Statement
+    source: str = Field(description="the statement's file, relative to the model directory")
+    plan: KernelPack | None = None
+    plan_source: str | None = None
+    predictions: tuple[Prediction, ...] = ()
+    rationale: Prose = Field(default="", description="the agent's own words; shown fenced as generated text")
+
+    @property
+    def op(self) -> str:
+        """The op's name."""
+        return self.verdict.op
+
+    @property
+    def verdict(self) -> Verdict:
+        """The judge's ruling."""
+        return self.statement.predicate.verdict
+
+    @property
+    def worst_errors(self) -> tuple[tuple[str, TensorError], ...]:
+        """(workload, error) of the workload where each tensor's p99.9 error stands worst against the plain path's."""
+        worst: dict[str, tuple[str, TensorError]] = {}
+        for workload in self.verdict.workloads:
+            for error in workload.errors:
+                held = worst.get(error.tensor)
+                if held is None or _excess(error) > _excess(held[1]):
+                    worst[error.tensor] = (workload.workload, error)
+        return tuple(worst.values())
+
+
+def _excess(error: TensorError) -> tuple[float, float]:
+    ratio = error.p999 / error.plain_p999 if error.plain_p999 else (float("inf") if error.p999 else 0.0)
+    return ratio, error.p999
+
+
+class Attempt(Frozen):
+    """One candidate of the archive and what became of it."""
+
+    candidate: str = Field(description="short id or digest")
+    op: str
+    round: int = Field(ge=0)
+    status: Status
+    reason: str | None = None
+    message: str = ""
+    picked: bool = False
+    source: str = Field(description="its record, relative to the model directory")
+
+
+class Exam(Frozen):
+    """One exam that did not run, and why. Results come with their paired statistics, in evidence of their own."""
+
+    name: str
+    reason: str = Field(min_length=1)
+
+
+class Grid(Frozen):
+    """The cells that the contract asks for: every combination is shown, whatever was measured."""
+
+    hardware: tuple[str, ...] = Field(min_length=1)
+    tp: tuple[int, ...] = Field(min_length=1)
+    buckets: tuple[str, ...] = Field(min_length=1)
+
+
+class Risk(Frozen):
+    """A mechanism that deserves a reviewer's eye, found by reading the sources and the plan."""
+
+    mechanism: str
+    where: str
+    ask: str = Field(description="what the reviewer should ask")
+
+
+class Provenance(Frozen):
+    """Who and what made the change."""
+
+    agent: str
+    agent_model: str | None = None
+    seed: int
+    rounds: int = Field(ge=0)
+    cost: str = Field(default="no paid requests", description="as the budget's ledger prints it")
+    base_commit: str
+    author: str = Field(description="name and address on the commit")
+    fallback_identity: bool = Field(description="no person was configured when the commit was made")
+    source: str = Field(description="the archive's summary, relative to the model directory")
+
+
+class Maintenance(Frozen):
+    """Who answers for the kernels and until when; from the manifest."""
+
+    owner: str
+    review: str = Field(description="ISO date")
+    removal: str = Field(description="ISO date")
+    obsolete_when: Prose = ""
+
+
+class Decision(Frozen):
+    """One question to the reviewer, tied to the evidence that answers it."""
+
+    question: Prose
+    source: str
+
+
+class ReportData(Frozen):
+    """Everything on the page."""
+
+    model: str
+    directory: str
+    problem: Prose
+    ops: tuple[OpReport, ...]
+    manifest_ops: tuple[str, ...]
+    envelope: dict[str, str] = Field(description="what the path is validated for; outside it the stock path runs")
+    switch_off: str = Field(description="how an operator turns the path off")
+    files: tuple[ChangedFile, ...]
+    attempts: tuple[Attempt, ...]
+    exams: tuple[Exam, ...]
+    grid: Grid
+    risks: tuple[Risk, ...]
+    provenance: Provenance
+    owner_paragraph: str = Field(description="a person's own words; empty means that nothing leaves draft")
+    maintenance: Maintenance
+    decisions: tuple[Decision, ...]
+
+    @model_validator(mode="after")
+    def _about_one_model(self) -> "ReportData":
+        for op in self.ops:
+            if op.statement.predicate.model != self.model or op.statement.predicate.stage is not Stage.JUDGE:
+                raise ValueError(f"{op.source} is not a judge's statement about {self.model}")
+            if op.plan is not None and (op.plan.op != op.op or op.plan_source is None):
+                raise ValueError(f"the plan of {op.op} is for {op.plan.op}, or names no file")
+        if len({op.op for op in self.ops}) != len(self.ops):
+            raise ValueError("an op is reported twice")
+        return self
+
+    @property
+    def evidence_digest(self) -> str:
+        """SHA-256 over the statements: what a decision or a pull request refers to."""
+        return sha256(canonical_json({op.op: sha256(op.statement.canonical_json().encode()) for op in self.ops}).encode())
+
+    @property
+    def accepted(self) -> int:
+        """How many of the manifest's ops have an accepted verdict."""
+        return sum(op.verdict.status is Status.ACCEPTED and op.op in self.manifest_ops for op in self.ops)
+
+    def cell(self, op: OpReport, hardware: str, tp: int, bucket: str) -> PerformanceCell:
+        """The cell of an op; one that no evidence speaks about is not measured, for that reason."""
+        for cell in op.statement.predicate.performance:
+            if (cell.hardware, cell.tp, cell.bucket) == (hardware, tp, bucket):
+                return cell
+        absent = NotMeasured(reason="no evidence speaks about it")
+        return PerformanceCell(hardware=hardware, tp=tp, bucket=bucket, candidate=absent, stock=absent)
+
+    def cells(self, op: OpReport) -> tuple[PerformanceCell, ...]:
+        """Every cell of the grid for an op."""
+        return tuple(self.cell(op, hardware, tp, bucket) for hardware in self.grid.hardware for tp in self.grid.tp
+                     for bucket in self.grid.buckets)  # fmt: skip
+
+    @property
+    def measured(self) -> int:
+        """How many cells hold a measurement of the candidate."""
+        return sum(isinstance(cell.candidate, Measured) for op in self.ops for cell in self.cells(op))
+
+    @property
+    def cell_count(self) -> int:
+        """How many cells the grid asks for, over the manifest's ops."""
+        grid = self.grid
+        return len(self.manifest_ops) * len(grid.hardware) * len(grid.tp) * len(grid.buckets)
+
+    @property
+    def untested(self) -> tuple[tuple[str, str], ...]:
+        """(what, why) for all that the grid, the exams, the manifest and the judge's checks ask for and did not get."""
+        rows: list[tuple[str, str]] = []
+        for op in self.ops:
+            reasons: dict[str, int] = {}
+            for cell in self.cells(op):
+                if isinstance(cell.candidate, NotMeasured):
+                    reasons[cell.candidate.reason] = reasons.get(cell.candidate.reason, 0) + 1
+            rows += [(f"{op.op}: speed in {count} of {len(self.cells(op))} cells", why) for why, count in reasons.items()]
+            rows += [(f"{op.op}: {check.check}, {check.title}", check.message or "the check did not run")
+                     for check in op.verdict.checks if check.outcome is Outcome.NOT_RUN]  # fmt: skip
+        told = {op.op for op in self.ops}
+        rows += [(f"{op}: everything", "no statement of the judge") for op in self.manifest_ops if op not in told]
+        return (*rows, *((f"exam {exam.name}", exam.reason) for exam in self.exams))

@@ -1,0 +1,105 @@
+"""Renders a report to Markdown and to one self-contained HTML page."""
+
+import html
+import importlib.resources
+import re
+from functools import cache
+from urllib.parse import quote
+
+import jinja2
+
+from fasttrack_validation.claims.cells import Measured, Ratio, speedup
+
+from ..confinement.names import invisible
+from .data import ReportData
+from .drawing import BOX, draw
+
+_MARKDOWN = re.compile(r"([\\`*_\[\]|~]|^[#+-]|(?<=^\d)[.)](?=\s))")
+
+
+def visible(text: object) -> str:
+    """Text with every invisible or reordering character escaped, so that what is shown is what is there."""
+    return "".join(c if c in "\n\t" or not invisible(c) else c.encode("unicode_escape").decode() for c in str(text))
+
+
+def markdown(text: object) -> str:
+    """Text as Markdown that shows it literally on one line: no markup, no HTML, no mentions, no links."""
+    flat = " ".join(visible(text).split())
+    flat = html.escape(_MARKDOWN.sub(r"\\\1", flat), quote=False).replace("@", "&#64;")
+    return flat.replace("://", "&#58;//").replace("www.", "www&#46;")
+
+
+def code(text: object) -> str:
+    """Text as a Markdown code span that nothing inside can end."""
+    flat = " ".join(visible(text).split()).replace("|", "\\|")
+    fence = "`" * (max((len(run) for run in re.findall("`+", flat)), default=0) + 1)
+    pad = " " if flat.startswith("`") or flat.endswith("`") else ""
+    return f"{fence}{pad}{flat}{pad}{fence}"
+
+
+def link(path: str) -> str:
+    """The address of a file of the model directory, from the report's own directory."""
+    return "../" + quote(path, safe="/._-")
+
+
+def microseconds(value: float) -> str:
+    """A time with three significant digits, and its unit."""
+    return f"{value:#.3g}".rstrip(".") + " µs" if value < 999.5 else f"{value:,.0f} µs"
+
+
+def error(value: float) -> str:
+    """A relative error: two significant digits."""
+    return "0" if value == 0 else f"{value:.1e}"
+
+
+def ratio(candidate: float, plain: float) -> str:
+    """Candidate over plain path; a quotient by zero is never printed."""
+    return f"{candidate / plain:.2f}" if plain else "both exact" if not candidate else "plain path exact"
+
+
+def count(value: int) -> str:
+    """An integer with thin groups."""
+    return f"{value:,}".replace(",", "\u202f")
+
+
+def cell_lines(cell) -> tuple[tuple[str, str], ...]:
+    """(kind, text) lines of one grid cell: measured, missing, modelled, ratio or withheld."""
+    if not isinstance(cell.candidate, Measured):
+        lines = [("missing", f"not measured: {cell.candidate.reason}")]
+        if cell.candidate.modelled:
+            lines.append(("modelled", f"modelled {microseconds(cell.candidate.modelled.microseconds)}, not a measurement"))
+        return tuple(lines)
+    lines = [("measured", f"{microseconds(cell.candidate.microseconds)} ({microseconds(cell.candidate.low)} to "
+              f"{microseconds(cell.candidate.high)})")]  # fmt: skip
+    if isinstance(cell.stock, Measured):
+        lines.append(("stock", f"stock {microseconds(cell.stock.microseconds)}"))
+    else:
+        lines.append(("missing", f"stock not measured: {cell.stock.reason}"))
+    factor = speedup(cell.candidate, cell.stock)
+    lines.append(("ratio", f"{factor.value:.2f}× ({factor.low:.2f} to {factor.high:.2f})") if isinstance(factor, Ratio)
+                 else ("withheld", f"no multiplier: {factor.reason}"))  # fmt: skip
+    return tuple(lines)
+
+
+@cache
+def environment() -> jinja2.Environment:
+    """The templates, with HTML escaped by default and no undefined name let through."""
+    root = importlib.resources.files("fasttrack.templates")
+    made = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(str(root)), undefined=jinja2.StrictUndefined, trim_blocks=True,
+        lstrip_blocks=True, keep_trailing_newline=True,
+        autoescape=lambda name: bool(name) and name.endswith(".html.j2"), finalize=_finalize,
+    )  # fmt: skip
+    made.filters |= {"md": markdown, "code": code, "link": link, "us": microseconds, "error": error, "count": count}
+    made.globals |= {"draw": draw, "ratio": ratio, "cell_lines": cell_lines, "BOX": BOX}
+    return made
+
+
+def _finalize(value: object) -> object:
+    return visible(value) if type(value) is str else value
+
+
+def render(data: ReportData) -> tuple[str, str]:
+    """(Markdown, HTML) of the report. Links are relative to `report/` in the model directory."""
+    pages = (environment().get_template(f"design_report.{kind}.j2").render(r=data) for kind in ("md", "html"))
+    return tuple(re.sub(r"\n{3,}", "\n\n", page).strip() + "\n" for page in pages)

@@ -1,0 +1,208 @@
+"""The gate: each way a change can fail or stay open, beside an honest change that passes."""
+
+import json
+import tomllib
+from types import SimpleNamespace
+
+import pytest
+from fasttrack import evidence
+from fasttrack.gate import GateResult, contract_files, policy_files, render_annotations, render_json, render_text, run_gate
+from fasttrack.git import Repository
+from fasttrack_validation.claims.cells import Measured, NotMeasured
+from fasttrack_validation.errors import UserError
+from fasttrack_validation.judge.verdict import CheckResult, Outcome, Status, Verdict
+from fasttrack_validation.records import digest_files
+
+M = "models/alpha"
+KERNEL = "kernels/k.py"
+STATEMENT = "evidence/statements/decode.judge.json"
+POLICY = {
+    "contracts/base.py": b"BASE = 1\n", "contracts/alpha/decode.py": b"OP = 1\n", "contracts/beta/x.py": b"X = 1\n",
+    "judge/verdict.py": b"JUDGE = 1\n",
+}  # fmt: skip
+CONTRACT = digest_files({name: POLICY[name] for name in ("contracts/base.py", "contracts/alpha/decode.py")})
+JUDGE = digest_files({"judge/verdict.py": POLICY["judge/verdict.py"]})
+MANIFEST = b'[model]\nname = "alpha"\n[ops.decode]\nkernels = ["kernels/k.py"]\n'
+INSIDE = {"fasttrack.toml": MANIFEST, KERNEL: b"from . import shared\n", "kernels/shared.py": b"A = 1\n"}
+PASSED = (CheckResult(check="C1", title="outputs", outcome=Outcome.PASS),)
+
+
+def parse_manifest(text: str, path: str):
+    data = tomllib.loads(text)
+    if set(data) - {"model", "ops"}:
+        raise UserError(f"{path}: unknown key", "remove it")
+    ops = {op: SimpleNamespace(**entry) for op, entry in data.get("ops", {}).items()}
+    return SimpleNamespace(model=SimpleNamespace(**data["model"]), ops=ops)
+
+
+def statement(files: dict[str, bytes], *, performance=(), raw=(), kernels=(KERNEL,), **change) -> bytes:
+    verdict = Verdict(**{
+        "model": "alpha", "op": "decode", "status": Status.ACCEPTED, "candidate_digest": "a" * 64,
+        "contract_digest": CONTRACT, "judge_digest": JUDGE, "config": {}, "checks": PASSED,
+        "executor": "interpreter", "sandbox": "namespaces",
+    } | change)  # fmt: skip
+    made = evidence.state(evidence.Stage.JUDGE, verdict, kernels, files, toolchain={}, hardware={}, software={},
+                          configuration={}, performance=performance, raw=raw)  # fmt: skip
+    return (made.canonical_json() + "\n").encode()
+
+
+def tree(inside: dict[str, bytes], policy: dict[str, bytes] = POLICY) -> dict[str, bytes]:
+    return {f"{M}/{name}": data for name, data in inside.items()} | {f"validation/{name}": d for name, d in policy.items()}
+
+
+def gate(forge, inside: dict[str, bytes], policy: dict[str, bytes] = POLICY, **options) -> GateResult:
+    base = forge.commit(tree({"README.md": b"# alpha\n"}, policy))
+    head = forge.commit(tree({"README.md": b"# alpha\n"} | inside, policy), base)
+    return run_gate(forge.path, base, head, "alpha", parse_manifest=parse_manifest, **options)
+
+
+def ids(result: GateResult, stage: str) -> list[str]:
+    found, = (one for one in result.stages if one.stage == stage)
+    return [reason.id for reason in found.reasons]
+
+
+def statuses(result: GateResult) -> dict[str, str]:
+    return {stage.stage: str(stage.status) for stage in result.stages}
+
+
+def test_an_honest_change_passes(forge):
+    result = gate(forge, INSIDE | {STATEMENT: statement(INSIDE)})
+    assert result.exit_code == 0
+    assert statuses(result) == {"confinement": "pass", "manifest": "pass", "evidence": "pass", "performance": "not_run",
+                                "rejudge": "not_run"}  # fmt: skip
+    assert result.policy == "base tree" and result.draft_only == ()
+
+
+def changed(**change) -> bytes:
+    return statement(INSIDE, **change)
+
+
+FAILURES = [
+    ("missing", {STATEMENT: None}, 1), ("malformed", {STATEMENT: b"{}\n"}, 1),
+    ("stale", {"kernels/shared.py": b"A = 2\n"}, 1), ("stale", {"__init__.py": b""}, 1),
+    ("stale", {STATEMENT: changed(contract_digest="0" * 64)}, 1), ("stale", {STATEMENT: changed(judge_digest="0" * 64)}, 1),
+    ("rejected", {STATEMENT: changed(status="rejected", reason="C1.error", message="off by 3")}, 1),
+    ("invalid", {STATEMENT: changed(status="invalid")}, 1), ("inconclusive", {STATEMENT: changed(status="inconclusive")}, 3),
+    ("not_run", {STATEMENT: changed(status="not_run")}, 3), ("inconsistent", {STATEMENT: changed(checks=())}, 1),
+    ("inconsistent", {STATEMENT: changed(checks=(*PASSED, CheckResult(check="C2", title="x", outcome=Outcome.FAIL)))}, 1),
+    ("other_op", {STATEMENT: changed(model="beta")}, 1),
+    ("other_kernels", {STATEMENT: changed(kernels=("kernels/shared.py",))}, 1),
+    ("misplaced", {"evidence/statements/other.judge.json": statement(INSIDE)}, 1),
+    ("raw", {STATEMENT: changed(raw=(evidence.RawFile(path="evidence/raw.json", sha256="0" * 64),))}, 1),
+    ("unresolved", {"kernels/shared.py": None}, 1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("reason", "change", "code"), FAILURES)
+def test_evidence_that_does_not_count(forge, reason, change, code):
+    inside = {name: data for name, data in (INSIDE | {STATEMENT: statement(INSIDE)} | change).items() if data is not None}
+    result = gate(forge, inside)
+    assert f"evidence.{reason}" in ids(result, "evidence")
+    assert result.exit_code == code
+
+
+@pytest.mark.parametrize(("manifest", "reason"), [
+    (None, "manifest.missing"), (b"[model]\nname = 'beta'\n", "manifest.model"), (b"[model]\nname='alpha'\n[x]\n",
+    "manifest.invalid"),
+])  # fmt: skip
+def test_manifest(forge, manifest, reason):
+    inside = {name: data for name, data in (INSIDE | {"fasttrack.toml": manifest}).items() if data is not None}
+    result = gate(forge, inside)
+    assert ids(result, "manifest") == [reason]
+    assert (result.exit_code, statuses(result)["evidence"]) == (1, "not_run")
+
+
+def test_manifest_without_ops_proves_nothing(forge):
+    result = gate(forge, INSIDE | {"fasttrack.toml": b'[model]\nname = "alpha"\n'})
+    assert (result.exit_code, statuses(result)["evidence"]) == (3, "not_run")
+
+
+def test_nothing_to_check(forge):
+    assert gate(forge, {}).exit_code == 4
+
+
+def test_conflict_leaves_the_rest_not_run(forge):
+    fork = forge.commit(tree(INSIDE))
+    one, two = (forge.commit(tree(INSIDE | {KERNEL: text}), fork) for text in (b"A\n", b"B\n"))
+    result = run_gate(forge.path, one, two, "alpha", parse_manifest=parse_manifest)
+    assert (result.exit_code, statuses(result)["manifest"]) == (1, "not_run")
+
+
+def test_escaping_change_fails_although_its_evidence_is_good(forge):
+    base = forge.commit(tree({}))
+    inside = INSIDE | {STATEMENT: statement(INSIDE)}
+    head = forge.commit(tree(inside) | {"core.py": b"A = 1\n"}, base)
+    result = run_gate(forge.path, base, head, "alpha", parse_manifest=parse_manifest)
+    assert (result.exit_code, statuses(result)["evidence"]) == (1, "pass")
+    assert ids(result, "confinement") == ["confinement.outside"]
+
+
+def test_policy_of_the_head_is_not_asked(forge):
+    """The head weakens the judge and brings evidence made with that judge."""
+    weak = POLICY | {"judge/verdict.py": b"JUDGE = 0\n"}
+    made = statement(INSIDE, judge_digest=digest_files({"judge/verdict.py": weak["judge/verdict.py"]}))
+    base = forge.commit(tree({}))
+    head = forge.commit(tree(INSIDE | {STATEMENT: made}, weak), base)
+    result = run_gate(forge.path, base, head, "alpha", parse_manifest=parse_manifest)
+    assert ids(result, "confinement") == ["confinement.policy_change"]
+    assert ids(result, "evidence") == ["evidence.stale"]
+
+
+def test_without_validation_the_installed_policy_counts(forge):
+    with Repository.open(forge.path).quarantine() as objects:
+        source, installed = policy_files(objects, forge.commit({"a": b"1"}))
+    assert source == "installed package" and "judge/verdict.py" in installed and "contracts/base.py" in installed
+    made = statement(INSIDE, judge_digest=evidence.judge_digest(installed))
+    result = gate(forge, INSIDE | {STATEMENT: made}, {}, contract_of=lambda model, op, files: {
+        name: POLICY[name] for name in ("contracts/base.py", "contracts/alpha/decode.py")})  # fmt: skip
+    assert (result.policy, result.exit_code) == ("installed package", 0)
+
+
+def test_model_without_contract(forge):
+    result = gate(forge, INSIDE | {STATEMENT: statement(INSIDE)}, {"judge/verdict.py": b"JUDGE = 1\n"})
+    assert ids(result, "evidence") == ["evidence.unresolved"]
+    with pytest.raises(UserError, match="no contract for model 'gamma'"):
+        contract_files("gamma", "decode", POLICY)
+
+
+def test_self_reported_measurements_keep_it_a_draft(forge):
+    measured = Measured(microseconds=7.5, low=7.4, high=7.6, repetitions=5, method="graph", hardware="H200")
+    cell = evidence.PerformanceCell(hardware="H200", tp=8, bucket="1", candidate=measured, stock=NotMeasured(reason="no"))
+    result = gate(forge, INSIDE | {STATEMENT: statement(INSIDE, performance=(cell,))})
+    assert result.exit_code == 0
+    assert [reason.id for reason in result.draft_only] == ["performance.self_reported"]
+    assert "stays a draft" in render_text(result)
+
+
+def test_sources_that_no_evidence_exercises_keep_it_a_draft(forge):
+    result = gate(forge, INSIDE | {STATEMENT: statement(INSIDE), "schedule.py": b"A = 1\n"})
+    assert result.exit_code == 0
+    assert [(reason.id, reason.path) for reason in result.draft_only] == [("evidence.uncovered", f"{M}/schedule.py")]
+
+
+def test_renderers(forge):
+    result = gate(forge, INSIDE | {"kernels/k.py": b"import torch\nimport os\n", "evil\x1b[2K,x.py": b"A = 1\n"})
+    text = render_text(result)
+    assert text.endswith("\nfail\n") and "models/alpha/kernels/k.py:2: " in text and "[content.import]" in text
+    assert text.isascii() and "\x1b" not in text
+    data = json.loads(render_json(result))
+    assert data["exit_code"] == 1 and data["stages"][0]["reasons"][0]["id"].startswith("con")
+    annotations = render_annotations(result)
+    assert "::error file=models/alpha/kernels/k.py,line=2,title=content.import::" in annotations
+    assert r"::error file=models/alpha/evil\x1b[2K%2Cx.py,title=" in annotations
+    assert all(line.startswith(("::error ", "::warning ")) for line in annotations.splitlines())
+
+
+def test_messages_that_quote_the_head_cannot_write_commands(forge):
+    verdict = statement(INSIDE, status="rejected", message="x\n::add-mask::y", reason="C1")
+    result = gate(forge, INSIDE | {STATEMENT: verdict})
+    assert all(line.startswith(("::error ", "::warning ")) for line in render_annotations(result).splitlines())
+    assert not any(line.startswith("::") for line in render_text(result).splitlines())
+
+
+def test_wrong_usage(forge):
+    base = forge.commit(tree({}))
+    with pytest.raises(UserError, match="unknown revision"):
+        run_gate(forge.path, base, "nowhere", "alpha", parse_manifest=parse_manifest)
+    with pytest.raises(UserError, match="cannot name a model directory"):
+        run_gate(forge.path, base, base, "../core", parse_manifest=parse_manifest)
