@@ -16,7 +16,7 @@ app = typer.Typer(
     name="fasttrack",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",
+    rich_markup_mode=None,  # rich's help doubles the time to start
     help="The lane by which machine-written, model-specific kernels reach a serving stack without lowering its bar.",
 )
 

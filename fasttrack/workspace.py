@@ -16,7 +16,8 @@ def git(directory: Path, *arguments: str, check: bool = True) -> str:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     # Without optional locks, `git status` does not rewrite the user's index.
     environment |= {"GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
-    command = ["git", "-C", str(directory), "-c", "core.hooksPath=/dev/null", "-c", "core.fsmonitor=false", *arguments]
+    command = ["git", "-C", str(directory), "-c", "core.hooksPath=/dev/null", "-c", "core.fsmonitor=false",
+               "-c", "core.autocrlf=false", *arguments]  # fmt: skip
     try:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, errors="surrogateescape")
     except FileNotFoundError as error:
@@ -46,7 +47,8 @@ def changed_paths(checkout: Path, under: str) -> list[str]:
 
 def branch_commit(checkout: Path, branch: str) -> str | None:
     """The commit of a local branch, or None."""
-    return git(checkout, "rev-parse", "--verify", "--quiet", f"refs/heads/{branch}^{{commit}}", check=False).strip() or None
+    found = git(checkout, "rev-parse", "--verify", "--quiet", f"refs/heads/{branch}^{{commit}}", check=False)
+    return found.strip() or None
 
 
 def check_branch(checkout: Path, branch: str) -> None:
@@ -66,6 +68,7 @@ class Worktree:
         self.branch = branch
         self.base = base
         self.run = run
+        self.owned = False
 
     def open(self, *, resumed: bool) -> None:
         """Creates the branch at the base commit and checks it out.
@@ -84,8 +87,12 @@ class Worktree:
                     f"branch {self.branch!r} holds commits that are not this run's", "rename the branch, then resume"
                 )
             git(self.checkout, "update-ref", f"refs/heads/{self.branch}", self.base, tip)
-        arguments = [str(self.directory), self.branch] if tip else ["-b", self.branch, str(self.directory), self.base]
-        git(self.checkout, "worktree", "add", "--quiet", "--no-track" if not tip else "--force", *arguments)
+        arguments = [str(self.directory), self.branch]
+        if not tip:
+            arguments = ["--no-track", "-b", self.branch, str(self.directory), self.base]
+        self.owned = True
+        # Twice forced: a killed git may have left the directory registered and locked.
+        git(self.checkout, "worktree", "add", "--quiet", "--force", "--force", *arguments)
 
     def commit(self, message: str, under: str) -> str | None:
         """Commits what changed under `under`; the new commit, or None when nothing changed."""
@@ -99,9 +106,9 @@ class Worktree:
         return head(self.directory)
 
     def remove(self, *, branch: bool) -> None:
-        """Removes the worktree, and with `branch` the branch too."""
+        """Removes the worktree, and with `branch` the branch too, unless it turned out to be somebody else's."""
         self._remove_directory()
-        if branch and branch_commit(self.checkout, self.branch):
+        if branch and self.owned and branch_commit(self.checkout, self.branch):
             git(self.checkout, "branch", "--quiet", "-D", self.branch)
 
     def _setting(self, name: str) -> str:
