@@ -163,10 +163,10 @@ def evaluate(
 
 @app.command()
 def gate(
+    model: Annotated[str, typer.Option(help="the model that the change is for")],
     base: Annotated[str, typer.Option(help="revision that the rules and the comparison come from")],
     head: Annotated[str, typer.Option(help="revision to judge; read as git objects, never checked out")] = "HEAD",
     repo: Annotated[Path, typer.Option(help="the repository")] = Path("."),
-    model: Annotated[str | None, typer.Option(help="the model that the change is for; by default found from it")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Decide whether a change may stay on the fast track: confined, fresh evidence, derived claims.

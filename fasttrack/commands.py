@@ -62,12 +62,12 @@ def evaluate(
     raise typer.Exit(STATUS_CODE[verdict.status])
 
 
-def gate(repo: Path, base: str, head: str, model: str | None, *, as_json: bool) -> NoReturn:
+def gate(repo: Path, base: str, head: str, model: str, *, as_json: bool) -> NoReturn:
     """Decides on a change."""
     from . import gate as rules
 
-    result = rules.run(repo, base=base, head=head, model=model)
-    print(result.model_dump_json(indent=2) if as_json else result.text())
+    result = rules.run_gate(repo, base, head, model)
+    print(rules.render_json(result) if as_json else rules.render_text(result), end="")
     raise typer.Exit(result.exit_code)
 
 

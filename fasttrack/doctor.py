@@ -141,7 +141,7 @@ def sandbox() -> Line:
         found = probe()
     except UserError as error:
         return Line("sandbox", "fail", error.what, error.how or how)
-    return Line("sandbox", "ok", str(found))
+    return Line("sandbox", "ok", f"{found.name}: {found.description}")
 
 
 def gpu() -> Line:

@@ -236,13 +236,11 @@ def _write(
 ) -> tuple[Path, PullRequest]:
     """Step 7: kernels, evidence, dispatch table and report into the worktree; page and body into the run directory."""
     root, op = bundle.directory.path, bundle.directory.manifest.op(bundle.request.op)
-    evidence = {pick.candidate.digest(): packager.evidence(bundle, pick) for pick in settled.picks}
-    paths = {digest: document.path for digest, document in evidence.items()}
-    table = picks.new_table(settled, buckets, bundle.table_before, paths)
-    documents = list(evidence.values())
-    report = packager.report(bundle, table, documents)
-    body = packager.pull_request(bundle, table, documents)
-    for document in (*documents, *report):
+    evidence = packager.evidence(bundle)
+    table = picks.new_table(settled, buckets, bundle.table_before, evidence.path)
+    report = packager.report(bundle, table, evidence)
+    body = packager.pull_request(bundle, table, evidence)
+    for document in (evidence, *report):
         write_file(root / document.path, document.text.encode())
     for name, text in settled.sources.items():
         write_file(root / name, text.encode())

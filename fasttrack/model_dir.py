@@ -126,7 +126,16 @@ class ModelDirectory:
     def space(self, op: str) -> "design_space.Space | None":
         """The design space of `op`, where it declares one."""
         name = self.manifest.op(op).space
-        return design_space.parse(self._read(name), self.path / name) if name else None
+        if name is None:
+            return None
+        found = design_space.parse(self._read(name), self.path / name)
+        entry = str(PurePosixPath(name).parent / found.entry)
+        if found.op != op or entry != self.manifest.op(op).kernels[0]:
+            raise UserError(
+                f"{self.path / name} is for op {found.op!r} and file {entry!r}",
+                f"{self._manifest} names it for op {op!r} and file {self.manifest.op(op).kernels[0]!r}",
+            )
+        return found
 
     def table(self, op: str) -> dispatch.Table:
         """The dispatch table of `op`, checked against the envelope and the kernel files."""

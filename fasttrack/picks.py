@@ -16,7 +16,7 @@ Confirm = Callable[[Candidate, tuple[str, ...]], Verdict]
 
 @dataclass(frozen=True)
 class Settled:
-    """The picks that stand. Places without one keep the table's entry."""
+    """The picks that stand: one for every place of the table."""
 
     picks: tuple[Pick, ...]
     dropped: tuple[str, ...]
@@ -32,90 +32,90 @@ def settle(
 ) -> Settled | tuple[str, ...]:
     """Confirms every pick of the best selection on the workloads of its places.
 
-    A pick that fails is dropped everywhere and the next best of its place is tried; when a place runs out of
-    candidates it keeps the table's entry, if that is for the same sources, else the selection as a whole is given up
-    for the next one. With new sources, an entry that is kept has to pass with them. Returns what stands, or, when
-    nothing does, what was dropped and why.
+    A pick that fails is dropped everywhere and the next best of its place is tried. The last resort of every place is
+    the configuration that the table has there, confirmed like any other: a table never names what is known to be
+    wrong, nor a configuration that its own sources were not judged with. Where a place has nothing left, the
+    selection as a whole is given up for the next one. Returns what stands, or what was dropped and why.
     """
     dropped: list[str] = []
     for selection in selections:
-        picks = _confirm_all(selection, buckets, table, selection.sources == current_sources, confirm, dropped)
+        stays = selection.sources == current_sources
+        options = {bucket.place: _options(selection, bucket, table, stays) for bucket in buckets}
+        picks = _confirm_all(options, {bucket.place: bucket.workload for bucket in buckets}, confirm, dropped)
         if picks:
             return Settled(picks, tuple(dropped))
     return tuple(dropped)
 
 
-def new_table(settled: Settled, buckets: Sequence[Bucket], table: Table, evidence: dict[str, str]) -> Table:
-    """The dispatch table after the run; `evidence` maps candidate digests to paths."""
+def new_table(settled: Settled, buckets: Sequence[Bucket], table: Table, evidence: str) -> Table:
+    """The dispatch table after the run; `evidence` is the path of the statement about its picks.
+
+    An entry that goes on keeps its time and evidence where they were measured; an old estimate is left out.
+    """
     entries = []
     for bucket in buckets:
-        picked = next((pick for pick in settled.picks if bucket.place in pick.times), None)
-        if picked is None:
+        pick = next(pick for pick in settled.picks if bucket.place in pick.times)
+        time = pick.times[bucket.place]
+        if time.microseconds is None:
             kept = table.at(bucket.hardware, bucket.tp, bucket.rows[1])
-            entries.append(kept.model_copy(update={"rows": bucket.rows}))
+            void = {} if kept.basis == "measured" else {"microseconds": None, "evidence": evidence}
+            entries.append(kept.model_copy(update={"rows": bucket.rows, **void}))
             continue
-        time = picked.times[bucket.place]
         entries.append(
             Entry(
-                hardware=bucket.hardware, tp=bucket.tp, rows=bucket.rows, kernel=picked.candidate.entry,
-                config=picked.candidate.config, basis=time.basis,
-                microseconds=None if time.microseconds is None else round(time.microseconds, 3),
-                evidence=evidence[picked.candidate.digest()],
+                hardware=bucket.hardware, tp=bucket.tp, rows=bucket.rows, kernel=pick.candidate.entry,
+                config=pick.candidate.config, basis=time.basis, microseconds=round(time.microseconds, 3),
+                evidence=evidence,
             )  # fmt: skip
         )
     return Table(entry=tuple(sorted(entries, key=lambda entry: entry.place)))
 
 
 def _confirm_all(
-    selection: Selection, buckets: Sequence[Bucket], table: Table, stays: bool, confirm: Confirm, dropped: list[str]
+    options: dict[Place, tuple[Option, ...]], workload: dict[Place, str], confirm: Confirm, dropped: list[str]
 ) -> tuple[Pick, ...]:
-    options = dict(selection.ranking)
-    if not stays:
-        options = {**_kept(selection, buckets, table), **options}
-    workload = {bucket.place: bucket.workload for bucket in buckets}
-    confirmed: dict[str, list[Verdict]] = {}
-    proved: dict[str, set[Place]] = {}
-    while True:
-        if not stays and not all(options.values()):
-            return ()
+    verdicts: dict[str, list[Verdict]] = {}
+    proved: dict[str, set[str]] = {}
+    while all(options.values()):
         chosen: dict[str, list[Place]] = {}
         for place, ranked in options.items():
-            if ranked:
-                chosen.setdefault(ranked[0].judged.candidate.digest(), []).append(place)
-        todo = {digest: [p for p in places if p not in proved.get(digest, ())] for digest, places in chosen.items()}
-        digest = min((digest for digest, places in todo.items() if places), default=None)
+            chosen.setdefault(ranked[0].judged.candidate.digest(), []).append(place)
+        todo = {digest: {workload[p] for p in places} - proved.get(digest, set()) for digest, places in chosen.items()}
+        digest = min((digest for digest, names in todo.items() if names), default=None)
         if digest is None:
-            break
-        candidate = options[todo[digest][0]][0].judged.candidate
-        names = tuple(sorted({workload[place] for place in todo[digest]}))
-        verdict = confirm(candidate, names)
+            return tuple(_pick(places, options, verdicts[digest]) for digest, places in sorted(chosen.items()))
+        names = tuple(sorted(todo[digest]))
+        verdict = confirm(options[chosen[digest][0]][0].judged.candidate, names)
         if verdict.status is Status.ACCEPTED:
-            confirmed.setdefault(digest, []).append(verdict)
-            proved.setdefault(digest, set()).update(todo[digest])
+            verdicts.setdefault(digest, []).append(verdict)
+            proved.setdefault(digest, set()).update(names)
             continue
         dropped.append(f"{digest[:12]} was not confirmed: {verdict.status}: {verdict.reason}: {verdict.message}")
         options = {
             place: tuple(o for o in ranked if o.judged.candidate.digest() != digest)
             for place, ranked in options.items()
         }
-    return tuple(_pick(digest, places, options, confirmed[digest]) for digest, places in sorted(chosen.items()))
+    return ()
 
 
-def _pick(digest: str, places: list[Place], options: dict[Place, tuple[Option, ...]], verdicts: list[Verdict]) -> Pick:
+def _options(selection: Selection, bucket: Bucket, table: Table, stays: bool) -> tuple[Option, ...]:
+    """The ranking of a place, and behind it the table's configuration with the selection's sources.
+
+    Not where that was measured with other sources: its time would say nothing about these.
+    """
+    ranked = selection.ranking.get(bucket.place, ())
+    sample = next(iter(selection.ranking.values()))[0].judged.candidate
+    entry = table.at(bucket.hardware, bucket.tp, bucket.rows[1])
+    kept = sample.model_copy(update={"config": entry.config, "entry": entry.kernel})
+    if entry.basis == "measured" and not stays:
+        return ranked
+    if any(option.judged.candidate.digest() == kept.digest() for option in ranked):
+        return ranked
+    return (*ranked, Option(Judged(kept, None), Time(None, measured=False)))
+
+
+def _pick(places: list[Place], options: dict[Place, tuple[Option, ...]], verdicts: list[Verdict]) -> Pick:
     judged = [options[place][0].judged for place in places]
     screen = next((one.verdict for one in judged if one.verdict is not None), None)
     times: dict[Place, Time] = {place: options[place][0].time for place in places}
     return Pick(judged[0].candidate, times, screen, tuple(verdicts))
-
-
-def _kept(selection: Selection, buckets: Sequence[Bucket], table: Table) -> dict[Place, tuple[Option, ...]]:
-    """The table's entries at places without a time, as options with the new sources."""
-    sample = next(iter(selection.ranking.values()))[0].judged
-    result = {}
-    for bucket in buckets:
-        if bucket.place not in selection.ranking:
-            entry = table.at(bucket.hardware, bucket.tp, bucket.rows[1])
-            update = {"config": entry.config, "entry": entry.kernel}
-            judged = Judged(sample.candidate.model_copy(update=update), None)
-            result[bucket.place] = (Option(judged, Time(None, measured=False)),)
-    return result

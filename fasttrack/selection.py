@@ -18,7 +18,7 @@ Place = tuple[str, int, Rows]
 class Time:
     """Microseconds of a candidate at one workload on one hardware, and whether they were measured.
 
-    None: a configuration of the table goes on with new sources, and nothing has timed it.
+    None: a configuration of the table goes on, and this run has no time for it there.
     """
 
     microseconds: float | None

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 
 from .lane import Services
-from .package import Bundle, Document, Pick, PullRequest
+from .package import Bundle, Document, PullRequest
 
 if TYPE_CHECKING:
     from fasttrack_validation.contracts import ModelContract
@@ -53,19 +53,19 @@ def confine(checkout: Path, base: str, head: str, model: str) -> Sequence[str]:
 class Writers:
     """Evidence, report and draft pull request by the rooms that own them."""
 
-    def evidence(self, bundle: Bundle, pick: Pick) -> Document:
-        """An in-toto statement about the pick's sources, the contract and the judge."""
+    def evidence(self, bundle: Bundle) -> Document:
+        """An in-toto statement about the op's sources, the contract and the judge."""
         from . import evidence
 
-        return evidence.document(bundle, pick)
+        return evidence.document(bundle)
 
-    def report(self, bundle: Bundle, table: "Table", evidence: Sequence[Document]) -> tuple[Document, ...]:
+    def report(self, bundle: Bundle, table: "Table", evidence: Document) -> tuple[Document, ...]:
         """The design report."""
         from .report import render
 
         return render.documents(bundle, table, evidence)
 
-    def pull_request(self, bundle: Bundle, table: "Table", evidence: Sequence[Document]) -> PullRequest:
+    def pull_request(self, bundle: Bundle, table: "Table", evidence: Document) -> PullRequest:
         """Title and body of the draft."""
         from . import pull_request
 

@@ -68,7 +68,7 @@ def proposer(
         )
     starts = [(config, "a configuration of the dispatch table") for config in _configs(directory, op)]
     starts.append((space.default, "the default of the design space"))
-    sizes = {w.name: contract.cost(w).bytes for w in contract.workloads()}
+    sizes = {w.name: contract.cost(w).bytes_read for w in contract.workloads()}
     workload_bytes = {
         name: [sizes[bucket.workload] for bucket in directory.buckets(contract) if bucket.hardware == name]
         for name in hardware

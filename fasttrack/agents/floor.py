@@ -45,36 +45,33 @@ def floor_microseconds(total_bytes: int, hardware: str) -> float:
 def bytes_in_flight(config: Config, layout: InFlight, total_bytes: int, card: Card) -> tuple[int, int]:
     """Bytes under way at once over the whole card, and the programs that share them.
 
-    One program has tile elements x `unit_bytes` x stages under way; the op's bytes give the number of programs, and a
-    multiprocessor holds as many of them as fit into `BYTES_PER_SM` (at least one).
+    The op's `total_bytes` over what one program reads in all gives the number of programs; a multiprocessor holds as
+    many as have their bytes under way fit into `BYTES_PER_SM`, at least one.
     """
-    per_program = layout.unit_bytes * math.prod(config[name] for name in (*layout.tile, *layout.stages))
-    programs = math.ceil(total_bytes / per_program)
-    resident = min(programs, card.multiprocessors * max(1, BYTES_PER_SM // per_program))
-    return min(total_bytes, resident * per_program), resident
+    own = layout.unit_bytes * layout.ahead * math.prod(config[name] for name in (*layout.tile, *layout.stages))
+    programs = math.ceil(total_bytes / (layout.program_bytes or own))
+    resident = min(programs, card.multiprocessors * max(1, BYTES_PER_SM // own))
+    return min(total_bytes, resident * own), resident
 
 
 def seeds(space: Space, workload_bytes: dict[str, list[int]]) -> list[Config]:
-    """One configuration for each (hardware, workload's bytes), best in flight first, without repeats.
+    """One configuration for each (hardware, bytes that a workload reads), without repeats.
 
     Preferred, in this order: no shortfall of bytes in flight, no idle multiprocessor, fewest programs (each one pays
-    for its own start), earliest in the space. Empty where the space does not say what it has in flight.
+    for its own start), earliest in the space. Only configurations that say what they have in flight take part.
     """
-    if space.in_flight is None:
-        return []
-    configurations = list(space.configurations())
+    known = [(config, layout) for config in space.configurations() if (layout := space.layout(config))]
     result: list[Config] = []
-    for hardware, sizes in workload_bytes.items():
+    for hardware, sizes in workload_bytes.items() if known else ():
         card = CARDS[hardware]
         for total in sizes:
-            need = min(total, card.bytes_under_way)
 
-            def rank(config: Config, total: int = total, need: float = need, card: Card = card):
-                under_way, programs = bytes_in_flight(config, space.in_flight, total, card)
+            def rank(entry: tuple[Config, InFlight], total: int = total, card: Card = card) -> tuple[float, int, int]:
+                under_way, programs = bytes_in_flight(*entry, total, card)
                 idle = max(0, card.multiprocessors - programs)
-                return (max(0.0, need - under_way), idle, programs)
+                return (max(0.0, min(total, card.bytes_under_way) - under_way), idle, programs)
 
-            best = min(configurations, key=rank)
+            best = min(known, key=rank)[0]
             if best not in result:
                 result.append(best)
     return result

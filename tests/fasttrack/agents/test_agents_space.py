@@ -11,19 +11,22 @@ from fasttrack_validation.errors import UserError
 
 PATH = Path("k.space.toml")
 TEXT = """\
-[parameter.BLOCK]
-values = [16, 32, 64]
-default = 32
+op = "copy"
+entry = "copy.py"
 
-[parameter.fast]
-values = [true, 1]
-default = true
+[parameters]
+BLOCK = [16, 32, 64]
+fast = [true, 1]
 
-[[exclude]]
-when = { BLOCK = 64, fast = true }
-why = "too many registers"
+[default]
+BLOCK = 32
+fast = true
 
-[in_flight]
+[[exclude]] # too many registers
+BLOCK = 64
+fast = true
+
+[[in_flight]]
 unit_bytes = 4
 tile = ["BLOCK"]
 """
@@ -34,7 +37,7 @@ def test_configurations_and_exclusions():
     found = [(c["BLOCK"], c["fast"]) for c in space.configurations()]
     expected = [(b, f) for b, f in itertools.product((16, 32, 64), (True, 1)) if not (b == 64 and f is True)]
     assert repr(found) == repr(expected)
-    assert space.default == {"BLOCK": 32, "fast": True}
+    assert repr(space.default) == repr({"BLOCK": 32, "fast": True})
 
 
 def test_true_and_one_are_two_values():
@@ -47,17 +50,21 @@ def test_true_and_one_are_two_values():
 @pytest.mark.parametrize(
     ("old", "new", "text"),
     [
-        ("default = 32", "default = 48", "k.space.toml:1: key 'parameter.BLOCK': default 48 is not among"),
-        ("[16, 32, 64]", "[16, 32, 16]", "a value is listed twice"),
-        ("[16, 32, 64]", "[]", "k.space.toml:2: key 'parameter.BLOCK.values'"),
-        ("why = ", "reason = ", "why' is missing"),
-        ("{ BLOCK = 64, fast", "{ BLOCKS = 64, fast", "'BLOCKS', which is not a parameter"),
-        ("{ BLOCK = 64, fast", "{ BLOCK = 65, fast", "not among its values"),
-        ("{ BLOCK = 64, fast = true }", "{ BLOCK = 32 }", "the default configuration is excluded"),
-        ('tile = ["BLOCK"]', 'tile = ["fast"]', "not all positive integers"),
-        ('tile = ["BLOCK"]', 'tile = ["none"]', "not a parameter"),
+        ("BLOCK = 32", "BLOCK = 48", "the default does not give each parameter one of its values"),
+        ("BLOCK = 32\n", "", "the default does not give each parameter one of its values"),
+        ("fast = true\n\n[[ex", "fast = true\nmore = 1\n\n[[ex", "the default does not"),
+        ("[16, 32, 64]", "[16, 32, 16]", "or one of them twice"),
+        ("[16, 32, 64]", "[]", "has no values"),
+        ("[16, 32, 64]", "16", "k.space.toml:5: key 'parameters.BLOCK'"),
+        ("BLOCK = 64\nfast = true", "BLOCKS = 64", "BLOCKS = 64 is not a parameter with one of its values"),
+        ("BLOCK = 64\nfast = true", "BLOCK = 65", "BLOCK = 65 is not a parameter with one of its values"),
+        ("BLOCK = 64\nfast = true", "BLOCK = 32", "or is excluded"),
+        ("BLOCK = 64\nfast = true", "", "leaves nothing to try"),
+        ('tile = ["BLOCK"]', 'tile = ["fast"]', "not a parameter of positive integers"),
+        ('tile = ["BLOCK"]', 'tile = ["none"]', "not a parameter of positive integers"),
         ("[16, 32, 64]", str(list(range(1, 40_000))), "more than 65536"),
-        ("unit_bytes", "unit", "'in_flight.unit_bytes' is missing"),
+        ("unit_bytes", "unit", "'in_flight.0.unit_bytes' is missing"),
+        ('op = "copy"', 'op = "copy"\nops = 1', "k.space.toml:2: key 'ops' is unknown"),
     ],
 )
 def test_errors(old, new, text):
@@ -86,20 +93,31 @@ def test_floor_by_hand():
     assert floor.CARDS["h200"].bytes_under_way == pytest.approx(3.84e6)
 
 
+def test_a_program_that_walks_its_share_counts_once():
+    # 64 KiB a program, two tiles of 16 KiB under way: 1 MiB is 16 programs with 32 KiB each.
+    layout = InFlight(unit_bytes=1024, tile=("BLOCK",), ahead=2, program_bytes=2**16)
+    assert floor.bytes_in_flight({"BLOCK": 16}, layout, 2**20, CARD) == (16 * 2**15, 16)
+
+
 def space_of(values):
     return Space.model_validate(
-        {"parameter": {"BLOCK": {"values": values, "default": values[0]}}, "in_flight": {"unit_bytes": 1024, "tile": ["BLOCK"]}}
-    )
+        {
+            "op": "copy", "entry": "copy.py", "parameters": {"BLOCK": values, "walk": [True, False]},
+            "default": {"BLOCK": values[0], "walk": True},
+            "in_flight": [{"when": {"walk": False}, "unit_bytes": 1024, "tile": ["BLOCK"]}],
+        }
+    )  # fmt: skip
 
 
 def test_seeds_spread_few_bytes_over_all_multiprocessors():
     space = space_of((8, 16, 64, 128))
     # 768 KiB over 132 SMs: BLOCK 8 gives 96 programs, the most; larger tiles idle more.
-    assert floor.seeds(space, {"h200": [768 * 1024]}) == [{"BLOCK": 8}]
+    assert floor.seeds(space, {"h200": [768 * 1024]}) == [{"BLOCK": 8, "walk": False}]
     # 48 MiB fill every SM with any tile; then the largest tile pays for the fewest starts.
-    assert floor.seeds(space, {"h200": [48 * 2**20]}) == [{"BLOCK": 128}]
-    assert floor.seeds(space, {"h200": [768 * 1024, 768 * 1024, 48 * 2**20]}) == [{"BLOCK": 8}, {"BLOCK": 128}]
-    assert floor.seeds(space.model_copy(update={"in_flight": None}), {"h200": [1024]}) == []
+    assert floor.seeds(space, {"h200": [48 * 2**20]}) == [{"BLOCK": 128, "walk": False}]
+    assert floor.seeds(space, {"h200": [768 * 1024, 768 * 1024, 48 * 2**20]}) == [
+        {"BLOCK": 8, "walk": False}, {"BLOCK": 128, "walk": False}]  # fmt: skip
+    assert floor.seeds(space.model_copy(update={"in_flight": ()}), {"h200": [1024]}) == []
 
 
 @given(st.integers(1, 2**30), st.sampled_from([1, 8, 64, 512]))

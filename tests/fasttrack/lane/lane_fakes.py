@@ -9,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from fasttrack.lane import Services
-from fasttrack.package import Document, PullRequest
+from fasttrack.package import Document, PullRequest, combined
 from fasttrack_validation.claims.cells import Measured, Modelled, NotMeasured
 from fasttrack_validation.contracts.base import Cost, Workload
 from fasttrack_validation.errors import UserError
@@ -45,23 +45,24 @@ dtypes = ["bf16"]
 """
 
 SPACE = """\
-[parameter.BLOCK]
-values = [16, 32, 64, 128]
-default = 32
+op = "copy"
+entry = "copy.py"
 
-[parameter.num_warps]
-values = [1, 2, 4]
-default = 4
+[parameters]
+BLOCK = [16, 32, 64, 128]
+num_warps = [1, 2, 4]
+flip = [true, false]
 
-[parameter.flip]
-values = [true, false]
-default = false
+[default]
+BLOCK = 32
+num_warps = 4
+flip = false
 
-[[exclude]]
-when = { BLOCK = 16, num_warps = 4 }
-why = "fewer elements than lanes"
+[[exclude]] # fewer elements than lanes
+BLOCK = 16
+num_warps = 4
 
-[in_flight]
+[[in_flight]]
 unit_bytes = 1024
 tile = ["BLOCK"]
 """
@@ -202,9 +203,8 @@ class Judge:
 class Packager:
     """Minimal writers."""
 
-    def evidence(self, bundle, pick):
-        places = ", ".join(map(str, sorted(pick.times)))
-        return Document(f"evidence/copy/{pick.candidate.digest()[:16]}.json", json.dumps({"places": places}) + "\n")
+    def evidence(self, bundle):
+        return Document("evidence/copy.json", combined(bundle.picks).canonical_json() + "\n")
 
     def report(self, bundle, table, evidence):
         return (Document("report/copy.md", f"# copy\n\n{len(bundle.evaluations)} candidates\n"),)

@@ -1,13 +1,17 @@
+from dataclasses import replace
+
 import lane_fakes as fakes
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fasttrack.dispatch import Entry, Table
 from fasttrack.model_dir import Bucket
+from fasttrack.package import Pick, combined
 from fasttrack.picks import Settled, new_table, settle
-from fasttrack.selection import Judged, objective, select, times
+from fasttrack.selection import Judged, Time, objective, select, times
 from fasttrack_validation.judge.candidate import Candidate
-from fasttrack_validation.judge.verdict import Status
+from fasttrack_validation.judge.verdict import CheckResult, Outcome, Status
 
 ONE = Bucket("h200", 8, (1, 1), "tp8-r1")
 FOUR = Bucket("h200", 8, (2, 4), "tp8-r4")
@@ -112,51 +116,106 @@ def test_order_of_judging_does_not_matter(order):
     assert choose([members[i] for i in order]) == choose(members)
 
 
-def accept(_candidate, _workloads):
-    return judged(16).verdict
+KEPT = {"old": 1}
 
 
-def test_settle_confirms_each_candidate_once_for_all_its_places():
-    asked = []
+def confirming(refuse=lambda config: False):
+    """A confirmation that keeps a log of (configuration's block, workloads)."""
+    log = []
 
     def confirm(candidate, workloads):
-        asked.append((candidate.config["BLOCK"], workloads))
-        return accept(candidate, workloads)
+        log.append((candidate.config.get("BLOCK", "kept"), workloads))
+        status = Status.REJECTED if refuse(candidate) else Status.ACCEPTED
+        return judged(16, status=status).verdict
 
+    return confirm, log
+
+
+def test_settle_confirms_each_candidate_once_for_all_its_places_and_what_the_table_keeps():
+    confirm, log = confirming()
     settled = settle(choose([judged(64)]), BUCKETS, table(), OLD, confirm)
-    assert asked == [(64, ("tp8-r1", "tp8-r4"))]
-    assert [sorted(pick.times) for pick in settled.picks] == [[ONE.place, FOUR.place]]
+    # Nothing timed the third bucket; the table's own configuration has to pass there.
+    assert sorted(log, key=str) == sorted([(64, ("tp8-r1", "tp8-r4")), ("kept", ("tp8-r4",))], key=str)
+    assert sorted(sorted(pick.times) for pick in settled.picks) == [[OTHER.place], [ONE.place, FOUR.place]]
 
 
 def test_settle_confirms_a_fallback_on_the_place_it_inherits():
-    asked = []
-
-    def confirm(candidate, workloads):
-        asked.append((candidate.config["BLOCK"], workloads))
-        return accept(candidate, workloads) if candidate.config["BLOCK"] != 16 else judged(16, status=Status.REJECTED).verdict
-
+    confirm, log = confirming(lambda candidate: candidate.config.get("BLOCK") == 16)
     settled = settle(choose([judged(16), judged(128)]), BUCKETS, table(), OLD, confirm)
-    assert sorted(asked) == [(16, ("tp8-r1",)), (128, ("tp8-r1",)), (128, ("tp8-r4",))] or sorted(asked) == [
-        (16, ("tp8-r1",)), (128, ("tp8-r1", "tp8-r4"))]  # fmt: skip
+    asked = {name for block, names in log if block == 128 for name in names}
+    assert asked == {"tp8-r1", "tp8-r4"} and (16, ("tp8-r1",)) in log and len(settled.dropped) == 1
+    assert {frozenset(pick.times) for pick in settled.picks} == {
+        frozenset({ONE.place, FOUR.place}), frozenset({OTHER.place})}  # fmt: skip
+
+
+def test_the_tables_own_configuration_is_the_last_resort():
+    confirm, log = confirming(lambda candidate: candidate.config != KEPT)
+    settled = settle(choose([judged(16), judged(128)]), BUCKETS, table(), OLD, confirm)
     (pick,) = settled.picks
-    assert set(pick.times) == {ONE.place, FOUR.place} and len(settled.dropped) == 1
+    assert pick.candidate.config == KEPT and set(pick.times) == {bucket.place for bucket in BUCKETS}
+    assert pick.screen is None and len(settled.dropped) == 2
 
 
-def test_settle_gives_up_new_sources_that_break_a_kept_entry():
-    old, new = judged(64), [judged(16, sources="new"), judged(128, sources="new")]
-    broken = judged(16, status=Status.REJECTED).verdict
+def test_a_table_that_would_name_a_broken_configuration_is_given_up():
+    confirm, _ = confirming(lambda candidate: candidate.config == KEPT)
+    dropped = settle(choose([judged(16), judged(128)]), BUCKETS, table(), OLD, confirm)
+    assert isinstance(dropped, tuple) and "was not confirmed: rejected: C10.wrong: off by 3" in dropped[0]
 
-    def confirm(candidate, workloads):
-        return broken if candidate.config == {"old": 1} else accept(candidate, workloads)
 
-    settled = settle(choose([old, *new]), BUCKETS, table(), OLD, confirm)
+def test_settle_gives_up_new_sources_for_old_ones_that_pass():
+    confirm, _ = confirming(lambda candidate: "new" in candidate.files["k.py"] and candidate.config == KEPT)
+    new = [judged(16, sources="new"), judged(128, sources="new")]
+    settled = settle(choose([judged(64), *new]), BUCKETS, table(), OLD, confirm)
     assert isinstance(settled, Settled) and settled.sources == {"k.py": "# old"}
-    assert settle(choose(new), BUCKETS, table(), OLD, confirm) == settled.dropped
 
 
-def test_new_table_keeps_what_was_not_picked():
-    settled = settle(choose([judged(16)]), BUCKETS, table(), OLD, accept)
-    digest = settled.picks[0].candidate.digest()
-    found = new_table(settled, BUCKETS, table(), {digest: "evidence/new.json"})
-    assert found.at("h200", 8, 1).evidence == "evidence/new.json" and found.at("h200", 8, 1).microseconds == 101.0
-    assert found.at("gb300", 8, 1) == table().at("gb300", 8, 1)
+def test_a_measured_entry_is_no_last_resort_for_new_sources():
+    new = [judged(16, sources="new", measured={("h200", "tp8-r1")}), judged(128, sources="new")]
+    selections = choose(new, one=500.0)
+    confirm, _ = confirming(lambda candidate: candidate.config.get("BLOCK") == 16)
+    assert isinstance(settle(selections, BUCKETS, table(one=500.0), OLD, confirm), tuple)
+
+
+def test_new_table():
+    confirm, _ = confirming()
+    before = table(other=70.0)
+    settled = settle(choose([judged(16)], other=70.0), BUCKETS, before, OLD, confirm)
+    found = new_table(settled, BUCKETS, before, "evidence/new.json")
+    assert (found.at("h200", 8, 1).evidence, found.at("h200", 8, 1).microseconds) == ("evidence/new.json", 101.0)
+    # A measured entry goes on with its own measurement and evidence.
+    assert found.at("gb300", 8, 1) == before.at("gb300", 8, 1)
+
+
+def pick(block, checks, place):
+    one = judged(block)
+    verdict = one.verdict.model_copy(update={"checks": checks, "seconds": {"record": 2.0}})
+    return Pick(one.candidate, {place: Time(1.0, False)}, one.verdict, (verdict,))
+
+
+def check(name, outcome, message=""):
+    reason = None if outcome is Outcome.PASS else f"{name}.bad"
+    return CheckResult(check=name, title=name, outcome=outcome, reason=reason, message=message)
+
+
+def test_combined_takes_the_worst_of_each_check():
+    good = (check("C4", Outcome.PASS), check("C10", Outcome.PASS))
+    found = combined([pick(16, good, ONE.place), pick(128, good, FOUR.place)])
+    assert found.status is Status.ACCEPTED and len(found.workloads) == 4 and found.seconds == {"record": 4.0}
+    assert found.config["h200/tp8/2-4"] == '{"BLOCK":128,"flip":false,"num_warps":1}'
+    bad = (check("C4", Outcome.PASS), check("C10", Outcome.FAIL, "off"))
+    found = combined([pick(16, good, ONE.place), pick(128, bad, FOUR.place)])
+    assert (found.status, found.reason, found.message) == (Status.REJECTED, "C10.bad", "off")
+    partly = (check("C4", Outcome.PASS), check("C10", Outcome.NOT_RUN, "no SASS"))
+    assert combined([pick(16, good, ONE.place), pick(128, partly, FOUR.place)]).status is Status.NOT_RUN
+
+
+def test_combined_of_one_pick_is_about_that_candidate():
+    one = pick(16, (check("C4", Outcome.PASS),), ONE.place)
+    assert combined([one]).candidate_digest == one.candidate.digest() and combined([one]).config == one.candidate.config
+
+
+def test_combined_refuses_verdicts_of_different_judges():
+    one, two = (pick(block, (check("C4", Outcome.PASS),), ONE.place) for block in (16, 128))
+    other = two.confirmations[0].model_copy(update={"judge_digest": "e" * 64})
+    with pytest.raises(ValueError, match="judge_digest"):
+        combined([one, replace(two, confirmations=(other,))])
