@@ -1,0 +1,222 @@
+"""The command line. Thin, and quick to start: nothing heavy is imported before a command needs it.
+
+Exit codes: 0 pass, 1 fail, 2 wrong usage or configuration, 3 inconclusive or stopped, 4 nothing to check.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fasttrack_validation.errors import UserError
+
+app = typer.Typer(
+    name="fasttrack",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # rich's help doubles the time to start
+    help="The lane by which machine-written, model-specific kernels reach a serving stack without lowering its bar.",
+)
+
+ModelName = Annotated[str, typer.Argument(metavar="MODEL", help="a directory under models/, such as kimi_k3")]
+OpName = Annotated[str, typer.Option("--op", help="an op of the model; `fasttrack ops MODEL` lists them")]
+CandidateFile = Annotated[
+    Path, typer.Option("--candidate", metavar="FILE", help="a .py file, or a directory with candidate.toml")
+]
+ConfigText = Annotated[str | None, typer.Option("--config", metavar="JSON", help="the candidate's configuration")]
+AsJson = Annotated[bool, typer.Option("--json", help="print data instead of text")]
+Unsafe = Annotated[
+    bool, typer.Option("--unsafe-no-sandbox", help="run candidate code unconfined; the evidence will say so")
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="check everything, print the plan, touch nothing")]
+Seed = Annotated[int | None, typer.Option(min=0, help="seed of every choice and input; by default unpredictable")]
+Hardware = Annotated[
+    list[str], typer.Option(help="hardware to pick for: auto (the whole envelope), h200, gb300; may be repeated")
+]
+Branch = Annotated[str | None, typer.Option(help="name of the new branch; default fasttrack/MODEL/OP/RUN")]
+Rounds = Annotated[int, typer.Option(min=1, help="candidates to judge at most")]
+Budget = Annotated[float, typer.Option(min=0.01, help="minutes of judging at most; overshoots by one candidate")]
+
+
+def run(arguments: list[str]) -> int:
+    """Runs one command; its exit code. Anything but a UserError is shown in full, with where to report it."""
+    try:
+        app(arguments, prog_name="fasttrack")
+    except SystemExit as stop:
+        # 130 is the shell's code for Ctrl-C; here that is a stop without a result.
+        return 3 if stop.code == 130 else stop.code or 0
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        return 3
+    except UserError as error:
+        if "--json" in arguments:
+            print(json.dumps({"error": {"what": error.what, "how": error.how}}))
+        else:
+            print(error.what, error.how, sep="\n", file=sys.stderr)
+        return 2
+    except Exception:
+        import traceback
+
+        traceback.print_exc()
+        print(
+            "This is a defect of fasttrack. Please report it with the lines above and `fasttrack doctor --json`.",
+            file=sys.stderr,
+        )
+        return 3
+    return 0
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        print(f"fasttrack {version('fasttrack')}")
+        raise typer.Exit()
+
+
+@app.callback()
+def _main(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="print it")] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def propose(
+    model: ModelName,
+    op: Annotated[str | None, typer.Option("--op", help="an op; needed where the model has several")] = None,
+    agent: Annotated[str, typer.Option(help="who writes candidates: auto, search, replay")] = "auto",
+    rounds: Rounds = 48,
+    budget_minutes: Budget = 60.0,
+    seed: Seed = None,
+    hardware: Hardware = ["auto"],  # noqa: B006 - typer copies it
+    branch: Branch = None,
+    transcript: Annotated[Path | None, typer.Option(metavar="FILE", help="what agent replay follows")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="go on with an unfinished run, the latest by default")] = False,
+    run: Annotated[str | None, typer.Argument(metavar="[RUN]", help="with --resume: the run to go on with")] = None,
+    dry_run: DryRun = False,
+    unsafe_no_sandbox: Unsafe = False,
+    as_json: AsJson = False,
+) -> None:
+    """Search for better kernels and put them on a branch with evidence and a report. Your checkout is not touched.
+
+    Example: `fasttrack propose kimi_k3 --op kda_decode --rounds 24`
+    """
+    from . import commands
+
+    if run is not None and not resume:
+        raise UserError(f"unexpected argument {run!r}", "a run is only named together with --resume")
+    if resume:
+        commands.resume(model, op, run, as_json=as_json)
+    else:
+        commands.propose(
+            model, op, agent=agent, rounds=rounds, budget_minutes=budget_minutes, seed=seed, hardware=hardware,
+            branch=branch, transcript=transcript, dry_run=dry_run, unsafe_no_sandbox=unsafe_no_sandbox, as_json=as_json,
+        )  # fmt: skip
+
+
+@app.command()
+def submit(
+    model: ModelName,
+    op: OpName,
+    candidate: CandidateFile,
+    config: ConfigText = None,
+    seed: Seed = None,
+    hardware: Hardware = ["auto"],  # noqa: B006 - typer copies it
+    branch: Branch = None,
+    dry_run: DryRun = False,
+    unsafe_no_sandbox: Unsafe = False,
+    as_json: AsJson = False,
+) -> None:
+    """Put one candidate through the whole lane: judged, confirmed, and on a branch with evidence and a report.
+
+    Example: `fasttrack submit kimi_k3 --op kda_decode --candidate my_kernel.py --config '{"num_warps": 4}'`
+    """
+    from . import commands
+
+    commands.submit(
+        model, op, candidate, config, seed=seed, hardware=hardware, branch=branch, dry_run=dry_run,
+        unsafe_no_sandbox=unsafe_no_sandbox, as_json=as_json,
+    )  # fmt: skip
+
+
+@app.command()
+def evaluate(
+    model: ModelName,
+    op: OpName,
+    candidate: CandidateFile,
+    config: ConfigText = None,
+    seed: Seed = None,
+    unsafe_no_sandbox: Unsafe = False,
+    as_json: AsJson = False,
+) -> None:
+    """Judge one candidate and say why. Writes nothing.
+
+    Example: `fasttrack evaluate kimi_k3 --op kda_decode --candidate my_kernel.py --json`
+    """
+    from . import commands
+
+    commands.evaluate(model, op, candidate, config, seed=seed, unsafe_no_sandbox=unsafe_no_sandbox, as_json=as_json)
+
+
+@app.command()
+def gate(
+    model: Annotated[str, typer.Option(help="the model that the change is for")],
+    base: Annotated[str, typer.Option(help="revision that the rules and the comparison come from")],
+    head: Annotated[str, typer.Option(help="revision to judge; read as git objects, never checked out")] = "HEAD",
+    repo: Annotated[Path, typer.Option(help="the repository")] = Path("."),
+    as_json: AsJson = False,
+) -> None:
+    """Decide whether a change may stay on the fast track: confined, fresh evidence, derived claims.
+
+    Example: `fasttrack gate --base origin/main --head HEAD --model kimi_k3`
+    """
+    from . import commands
+
+    commands.gate(repo, base, head, model, as_json=as_json)
+
+
+@app.command()
+def report(model: ModelName, as_json: AsJson = False) -> None:
+    """Show where the model's design report lies, and the page itself.
+
+    Example: `fasttrack report kimi_k3 | less`
+    """
+    from . import commands
+
+    commands.report(model, as_json=as_json)
+
+
+@app.command()
+def doctor(as_json: AsJson = False) -> None:
+    """Check this machine and this checkout, and say what to do where something is not in order.
+
+    Example: `fasttrack doctor`
+    """
+    from . import commands
+
+    commands.doctor(as_json=as_json)
+
+
+@app.command()
+def models(as_json: AsJson = False) -> None:
+    """List the models.
+
+    Example: `fasttrack models`
+    """
+    from . import commands
+
+    commands.models(as_json=as_json)
+
+
+@app.command()
+def ops(model: ModelName, as_json: AsJson = False) -> None:
+    """List a model's ops with their kernels and workloads.
+
+    Example: `fasttrack ops kimi_k3`
+    """
+    from . import commands
+
+    commands.ops(model, as_json=as_json)

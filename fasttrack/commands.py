@@ -1,0 +1,186 @@
+"""What the commands do: fetch the parts, call them, print text or data, and exit with the right code."""
+
+import json
+import secrets
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+import typer
+
+from fasttrack_validation.errors import UserError
+from fasttrack_validation.judge.candidate import Candidate
+from fasttrack_validation.judge.verdict import Outcome, Status, Verdict
+
+from . import lane, model_dir, services
+from .voice import Voice
+
+if TYPE_CHECKING:
+    from .dispatch import Config
+
+STATUS_CODE = {Status.ACCEPTED: 0, Status.REJECTED: 1, Status.INCONCLUSIVE: 3, Status.INVALID: 3, Status.NOT_RUN: 3}
+
+
+def propose(model: str, op: str | None, *, as_json: bool, **options: object) -> NoReturn:
+    """Runs the lane with an agent."""
+    options["hardware"] = tuple(options["hardware"])
+    op = op or _only_op(model)
+    _end(lane.propose(lane.Options(model=model, op=op, **options), services.default(), Voice(quiet=as_json)), as_json)
+
+
+def submit(
+    model: str, op: str, path: Path, config: str | None, *, as_json: bool, **options: object
+) -> NoReturn:
+    """Runs the lane with one candidate."""
+    options["hardware"] = tuple(options["hardware"])
+    candidate = Candidate.from_path(path, op, _config(config))
+    chosen = lane.Options(model=model, op=op, submitted=candidate, **options)
+    _end(lane.propose(chosen, services.default(), Voice(quiet=as_json)), as_json)
+
+
+def resume(model: str, op: str | None, run: str | None, *, as_json: bool) -> NoReturn:
+    """Goes on with a run."""
+    _end(lane.resume(model, op, run, None, services.default(), Voice(quiet=as_json)), as_json)
+
+
+def evaluate(
+    model: str, op: str, path: Path, config: str | None, *, seed: int | None, unsafe_no_sandbox: bool, as_json: bool
+) -> NoReturn:
+    """Judges one candidate."""
+    directory = model_dir.load(model)
+    parts = services.default()
+    contract = parts.contract(directory.manifest.model.contract)
+    contract.op(op)
+    candidate = Candidate.from_path(path, op, _config(config))
+    space = directory.space(op)
+    if space is not None and not candidate.config:
+        candidate = candidate.model_copy(update={"config": space.default})
+    with parts.judge(contract, unsafe_no_sandbox) as judge:
+        verdict = judge.screen(candidate, op, secrets.randbits(63) if seed is None else seed)
+    print(verdict.model_dump_json(indent=2) if as_json else "\n".join(_lines(verdict)))
+    raise typer.Exit(STATUS_CODE[verdict.status])
+
+
+def gate(repo: Path, base: str, head: str, model: str, *, as_json: bool) -> NoReturn:
+    """Decides on a change."""
+    from . import gate as rules
+
+    result = rules.run_gate(repo, base, head, model)
+    print(rules.render_json(result) if as_json else rules.render_text(result), end="")
+    raise typer.Exit(result.exit_code)
+
+
+def report(model: str, *, as_json: bool) -> None:
+    """Prints the design report of the tree."""
+    directory = model_dir.load(model)
+    pages = sorted((directory.path / "report").glob("**/*.md"))
+    if not pages:
+        raise UserError(f"{directory.path / 'report'} has no report", f"make one: `fasttrack propose {model}`")
+    if as_json:
+        print(json.dumps({"pages": [str(page) for page in pages]}))
+        return
+    for page in pages:
+        print(f"<!-- {page} -->\n{page.read_text('utf-8')}")
+
+
+def doctor(*, as_json: bool) -> NoReturn:
+    """Prints every check."""
+    from . import doctor as checks
+
+    lines = checks.examine()
+    if as_json:
+        print(json.dumps([asdict(line) for line in lines], indent=2))
+    else:
+        for line in lines:
+            print(f"{line.state:4} {line.name}: {line.what}")
+            if line.state != "ok":
+                print(f"     {line.how}")
+    raise typer.Exit(checks.exit_code(lines))
+
+
+def models(*, as_json: bool) -> None:
+    """Prints the models of the checkout, or of the installed package."""
+    checkout = model_dir.find_checkout(Path.cwd())
+    names = model_dir.model_names(checkout / "models" if checkout else model_dir.installed_models())
+    manifests = [model_dir.load(name).manifest.model for name in names]
+    if as_json:
+        print(json.dumps([manifest.model_dump(mode="json") for manifest in manifests], indent=2))
+        return
+    for manifest in manifests:
+        print(f"{manifest.name}: {manifest.title} (owner {manifest.owner}, review by {manifest.review_by})")
+
+
+def ops(model: str, *, as_json: bool) -> None:
+    """Prints the ops of a model with kernels and workloads."""
+    from fasttrack_validation import contracts
+
+    directory = model_dir.load(model)
+    contract = contracts.load(directory.manifest.model.contract)
+    found = {
+        name: {"kernels": list(op.kernels), "workloads": [workload.name for workload in contract.op(name).workloads()]}
+        for name, op in directory.manifest.ops.items()
+    }
+    if as_json:
+        print(json.dumps(found, indent=2))
+        return
+    for name, op in found.items():
+        print(f"{name}: {', '.join(op['kernels'])}\n  workloads: {', '.join(op['workloads'])}")
+
+
+def _only_op(model: str) -> str:
+    names = sorted(model_dir.load(model).manifest.ops)
+    if len(names) > 1:
+        raise UserError(f"{model} has several ops: {', '.join(names)}", "choose one with --op")
+    return names[0]
+
+
+def _config(text: str | None) -> "Config | None":
+    if text is None:
+        return None
+    how = """give a flat JSON object, such as --config '{"num_warps": 4}'"""
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise UserError(f"--config is not JSON: {error}", how) from error
+    if not isinstance(value, dict) or not all(isinstance(item, bool | int | float | str) for item in value.values()):
+        raise UserError("--config is not an object of booleans, numbers and strings", how)
+    return value
+
+
+def _end(outcome: lane.Outcome, as_json: bool) -> NoReturn:
+    if as_json:
+        print(outcome.model_dump_json(indent=2))
+    else:
+        out = sys.stdout if outcome.exit_code == 0 else sys.stderr
+        print(outcome.message, file=out)
+        for note in outcome.notes:
+            print(f"  {note}", file=out)
+        for name in ("branch", "report", "body"):
+            if getattr(outcome, name):
+                print(f"{name}: {getattr(outcome, name)}", file=out)
+    raise typer.Exit(outcome.exit_code)
+
+
+def _lines(verdict: Verdict) -> list[str]:
+    reason = f" ({verdict.reason})" if verdict.reason else ""
+    lines = [f"{verdict.status}{reason}: {verdict.op}, candidate {verdict.candidate_digest[:12]}"]
+    if verdict.message:
+        lines.append(verdict.message)
+    lines += [
+        f"  {check.check} {check.title}: {check.outcome}{f': {check.message}' if check.message else ''}"
+        for check in verdict.checks
+        if check.outcome is not Outcome.PASS
+    ]
+    passed = sum(check.outcome is Outcome.PASS for check in verdict.checks)
+    lines.append(f"  {passed} of {len(verdict.checks)} checks passed; {verdict.executor}; {verdict.sandbox}")
+    for workload in verdict.workloads:
+        lines.append(f"  {workload.workload}: {_cell(workload.performance)}")
+    return lines
+
+
+def _cell(cell: object) -> str:
+    if cell.kind == "measured":
+        return f"{cell.microseconds:.2f} us measured on {cell.hardware} [{cell.low:.2f}, {cell.high:.2f}]"
+    estimate = f"; modelled {cell.modelled.microseconds:.2f} us on {cell.modelled.hardware}" if cell.modelled else ""
+    return f"not measured: {cell.reason}{estimate}"

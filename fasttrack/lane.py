@@ -1,0 +1,291 @@
+"""propose(): from a model directory to a branch with a better one, its evidence and its report."""
+
+import secrets
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fasttrack_validation.claims.cells import NotMeasured
+from fasttrack_validation.errors import UserError
+from fasttrack_validation.judge.candidate import Candidate
+from fasttrack_validation.judge.verdict import Status
+from fasttrack_validation.records import Frozen
+
+from . import dispatch, model_dir, picks, rounds, workspace
+from .agents import choice, floor
+from .agents.protocol import Proposal
+from .agents.scripted import read_transcript, render_transcript
+from .archive import Archive, Request, find_run, new_run_id
+from .package import Baseline, Bundle, Confine, Packager, PullRequest
+from .selection import Judged, select
+from .storage import runs_directory, write_file
+from .voice import Voice
+
+if TYPE_CHECKING:
+    from fasttrack_validation.contracts import ModelContract
+    from fasttrack_validation.contracts.base import OpContract
+
+PASS, FAIL, INCONCLUSIVE, NOTHING = 0, 1, 3, 4
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a person asks for. `submitted` makes it a lane of one candidate."""
+
+    model: str
+    op: str
+    checkout: Path | None = None
+    agent: str = "auto"
+    rounds: int = 48
+    budget_minutes: float = 60.0
+    seed: int | None = None
+    hardware: tuple[str, ...] = ("auto",)
+    branch: str | None = None
+    transcript: Path | None = None
+    submitted: Candidate | None = None
+    unsafe_no_sandbox: bool = False
+    dry_run: bool = False
+
+
+@dataclass(frozen=True)
+class Services:
+    """The parts that the lane drives: exams, judge, writers, and the proof of confinement."""
+
+    contract: "Callable[[str], ModelContract]"
+    judge: "Callable[[ModelContract, bool], AbstractContextManager[rounds.Judging]]"
+    packager: Packager
+    confine: Confine
+    why_no_timing: Callable[[], str]
+
+
+class Outcome(Frozen):
+    """What became of a run."""
+
+    exit_code: int
+    message: str
+    run: str | None = None
+    directory: str | None = None
+    branch: str | None = None
+    commit: str | None = None
+    report: str | None = None
+    body: str | None = None
+    rounds: int = 0
+    stopped: str | None = None
+    notes: tuple[str, ...] = ()
+
+
+def propose(options: Options, services: Services, voice: Voice) -> Outcome:
+    """Runs the whole lane for one op. Raises UserError where the tree or the tools are not in order."""
+    agent, why = ("single", "one submitted candidate") if options.submitted else choice.choose(options.agent, options.transcript)
+    voice.say(f"agent {agent}: {why}")
+    directory = model_dir.load(options.model, options.checkout, need_checkout=True)
+    contract = services.contract(directory.manifest.model.contract)
+    request = _request(options, directory, contract, agent, why)
+    scripted = choice.scripted_proposals(
+        directory, options.op, transcript=options.transcript, submitted=options.submitted
+    )
+    # Refuses now, not after the worktree is made.
+    choice.proposer(agent, directory, contract.op(options.op), request.hardware, request.seed, scripted)
+    workspace.check_branch(directory.checkout, request.branch)
+    for path in workspace.changed_paths(directory.checkout, f"models/{options.model}"):
+        voice.say(f"note: {path} differs from HEAD; the run starts from the commit {request.base[:12]}")
+    runs = runs_directory(directory.checkout)
+    if options.dry_run:
+        plan = f"would judge up to {request.rounds} candidates for {options.model}/{options.op}, then commit the picks"
+        voice.say(f"{plan} to the new branch {request.branch} from {request.base[:12]}; run directory under {runs}")
+        return Outcome(exit_code=PASS, message=plan, branch=request.branch)
+    text = None if scripted is None else render_transcript(scripted)
+    with Archive.create(runs, request, text) as archive:
+        voice.say(f"run {request.run} in {archive.directory}")
+        return _run(archive, directory, services, voice, resumed=False)
+
+
+def resume(
+    model: str, op: str | None, run: str | None, checkout: Path | None, services: Services, voice: Voice
+) -> Outcome:
+    """Goes on with an unfinished run, by default the latest: no finished evaluation is repeated or lost."""
+    directory = model_dir.load(model, checkout, need_checkout=True)
+    with Archive(find_run(runs_directory(directory.checkout), run, model=model, op=op)) as archive:
+        request = archive.request
+        if request.model != model or op not in (None, request.op):
+            raise UserError(f"run {request.run} is on {request.model}/{request.op}", "name that model and op")
+        voice.say(f"agent {request.agent}: {request.why_agent}")
+        if archive.finished:
+            return Outcome(
+                exit_code=archive.finished.exit_code, message=f"run {request.run} is over: {archive.finished.message}",
+                run=request.run, directory=str(archive.directory),
+            )  # fmt: skip
+        if archive.torn:
+            voice.say(f"note: the ledger ended in an unfinished record of {archive.torn} bytes; it was cut off")
+        voice.say(f"run {request.run} goes on after {len(archive.screened())} rounds in {archive.directory}")
+        return _run(archive, directory, services, voice, resumed=True)
+
+
+def _request(
+    options: Options, directory: model_dir.ModelDirectory, contract: "ModelContract", agent: str, why: str
+) -> Request:
+    """Step 1: everything that can be refused without running anything is refused here."""
+    directory.check_contract(contract)
+    directory.table(options.op)
+    known = sorted({entry.hardware for entry in directory.manifest.envelope})
+    hardware = tuple(known) if "auto" in options.hardware else tuple(sorted(set(options.hardware)))
+    for name in hardware:
+        if name not in known:
+            raise UserError(f"hardware {name!r} is not in the envelope of {options.model}", f"it has {', '.join(known)}")
+    directory.buckets(contract.op(options.op))
+    run = new_run_id()
+    seed = secrets.randbits(56) if options.seed is None else options.seed
+    return Request(
+        run=run, model=options.model, op=options.op, agent=agent, why_agent=why, rounds=options.rounds,
+        budget_minutes=options.budget_minutes, seed=seed, hardware=hardware,
+        branch=options.branch or f"fasttrack/{options.model}/{options.op}/{run}",
+        base=workspace.head(directory.checkout), scripted=agent in ("single", "replay"),
+        unsafe_no_sandbox=options.unsafe_no_sandbox,
+    )  # fmt: skip
+
+
+def _run(
+    archive: Archive, directory: model_dir.ModelDirectory, services: Services, voice: Voice, *, resumed: bool
+) -> Outcome:
+    """Steps 2 to 8 between a lock taken and a lock given back."""
+    request = archive.request
+    tree = workspace.Worktree(
+        directory.checkout, archive.directory / "worktree", request.branch, request.base, request.run
+    )
+    keep_branch = False
+    try:
+        tree.open(resumed=resumed)
+        outcome = _work(archive, tree, services, voice)
+        archive.finish(outcome.exit_code, outcome.message)
+        keep_branch = outcome.commit is not None
+        return outcome
+    except KeyboardInterrupt:
+        resume_with = f"fasttrack propose {request.model} --resume {request.run}"
+        return Outcome(
+            exit_code=INCONCLUSIVE, message=f"stopped; nothing finished is lost. Go on with: {resume_with}",
+            run=request.run, directory=str(archive.directory), rounds=len(archive.screened()), stopped="interrupted",
+        )  # fmt: skip
+    finally:
+        tree.remove(branch=not keep_branch)
+
+
+def _work(archive: Archive, tree: workspace.Worktree, services: Services, voice: Voice) -> Outcome:
+    request = archive.request
+    # From here on the model directory is the one of the base commit, whatever happens in the user's checkout.
+    directory = model_dir.load(request.model, tree.directory, need_checkout=True)
+    contract = services.contract(directory.manifest.model.contract)
+    op = contract.op(request.op)
+    buckets = directory.buckets(op)
+    table = directory.table(request.op)
+    sources = directory.sources_digest(request.op)
+    asked = [bucket for bucket in buckets if bucket.hardware in request.hardware]
+
+    no_timing = services.why_no_timing()
+    baselines = tuple(_baseline(op, bucket, no_timing) for bucket in asked)
+    floors = {(b.bucket.hardware, b.bucket.workload): b.floor_microseconds for b in baselines}
+    for baseline in baselines:
+        voice.say(_show(baseline))
+
+    scripted = None
+    if request.scripted:
+        scripted = read_transcript(archive.directory / "proposals.jsonl", request.op)
+    proposer = choice.proposer(request.agent, directory, op, request.hardware, request.seed, scripted)
+    with services.judge(contract, request.unsafe_no_sandbox) as judge:
+        history, stopped = rounds.run(archive, proposer, judge, asked, floors, voice)
+        write_file(archive.directory / "transcript.jsonl", render_transcript(e.proposal for e in history).encode())
+        voice.say(f"{len(history)} rounds: {stopped}")
+
+        judged = [Judged(evaluation.proposal.candidate, evaluation.verdict) for evaluation in history]
+        selections = select(judged, buckets, table, sources, request.hardware)
+
+        def confirm(candidate: Candidate, workloads: tuple[str, ...]):
+            seed = rounds.seed_of(request.seed, "confirm", candidate.digest(), *workloads)
+            proposal = Proposal(candidate, "confirmation")
+            return archive.evaluate(
+                "confirm", proposal, workloads, seed, lambda: judge.confirm(candidate, request.op, workloads, seed)
+            )
+
+        settled = picks.settle(selections, buckets, table, sources, confirm)
+    common = {"run": request.run, "directory": str(archive.directory), "rounds": len(history), "stopped": stopped}
+    if not isinstance(settled, picks.Settled):
+        return Outcome(**common, **_nothing_picked(judged, selections, settled))
+
+    bundle = Bundle(
+        request=request, directory=directory, contract=contract, baselines=baselines, evaluations=tuple(history),
+        stopped=stopped, dropped=settled.dropped, picks=settled.picks, table_before=table,
+        not_run=tuple((stage, no_timing) for stage in ("numerics on the model", "accuracy", "performance")),
+        seconds=archive.seconds,
+    )  # fmt: skip
+    report, body = _write(bundle, settled, buckets, services.packager, archive.directory)
+    commit = tree.commit(_message(bundle, body.title), f"models/{request.model}")
+    if commit is None:
+        return Outcome(**common, exit_code=NOTHING, message="the picks are those of the tree; there is nothing to propose")
+    broken = services.confine(directory.checkout, request.base, commit, request.model)
+    if broken:
+        return Outcome(**common, exit_code=FAIL, message="the change is not confined", notes=tuple(broken))
+    return Outcome(
+        **common, exit_code=PASS, message=f"proposed on branch {request.branch}", branch=request.branch, commit=commit,
+        report=str(report), body=str(archive.directory / "pull_request.md"), notes=settled.dropped,
+    )  # fmt: skip
+
+
+def _write(
+    bundle: Bundle, settled: picks.Settled, buckets: Sequence[model_dir.Bucket], packager: Packager, run: Path
+) -> tuple[Path, PullRequest]:
+    """Step 7: kernels, evidence, dispatch table and report into the worktree; page and body into the run directory."""
+    root, op = bundle.directory.path, bundle.directory.manifest.op(bundle.request.op)
+    evidence = packager.evidence(bundle)
+    table = picks.new_table(settled, buckets, bundle.table_before, evidence.path)
+    report = packager.report(bundle, table, evidence)
+    body = packager.pull_request(bundle, table, evidence)
+    for document in (evidence, *report):
+        write_file(root / document.path, document.text.encode())
+    for name, text in settled.sources.items():
+        write_file(root / name, text.encode())
+    write_file(root / op.dispatch, dispatch.render(table).encode())
+    dispatch.check_cover(table, bundle.directory.envelope, root / op.dispatch)
+    for document in report:
+        write_file(run / document.path, document.text.encode())
+    write_file(run / "pull_request.md", f"{body.title}\n\n{body.body}".encode())
+    return run / report[0].path, body
+
+
+def _message(bundle: Bundle, title: str) -> str:
+    request = bundle.request
+    candidates = "".join(f"Fasttrack-Candidate: {pick.candidate.digest()}\n" for pick in bundle.picks)
+    return (
+        f"{title}\n\n{len(bundle.evaluations)} candidates judged by {request.agent}; {bundle.stopped}.\n\n"
+        f"Fasttrack-Model: {request.model}\nFasttrack-Op: {request.op}\nFasttrack-Agent: {request.agent}\n"
+        f"{workspace.RUN_TRAILER}: {request.run}\n{candidates}"
+    )
+
+
+def _nothing_picked(judged: list[Judged], selections: list, dropped: tuple[str, ...]) -> dict:
+    verdicts = [one.verdict for one in judged]
+    if any(verdict.status is Status.ACCEPTED for verdict in verdicts):
+        if selections:
+            return {"exit_code": FAIL, "message": "no accepted candidate was confirmed", "notes": dropped}
+        message = "no accepted candidate may replace an entry of the dispatch table: a measured entry stands"
+        return {"exit_code": NOTHING, "message": message}
+    if verdicts and all(verdict.status is Status.REJECTED for verdict in verdicts):
+        reasons = tuple(sorted({f"{verdict.reason}: {verdict.message}" for verdict in verdicts}))
+        return {"exit_code": FAIL, "message": "every candidate was rejected", "notes": reasons}
+    reasons = tuple(sorted({f"{verdict.status}: {verdict.message}" for verdict in verdicts}))
+    return {"exit_code": INCONCLUSIVE, "message": "the judge accepted nothing and could not rule on all", "notes": reasons}
+
+
+def _baseline(op: "OpContract", bucket: model_dir.Bucket, no_timing: str) -> Baseline:
+    workload = next(workload for workload in op.workloads() if workload.name == bucket.workload)
+    total = op.cost(workload).bytes
+    bound = floor.floor_microseconds(total, bucket.hardware) if bucket.hardware in floor.CARDS else None
+    return Baseline(bucket, total, bound, NotMeasured(reason=no_timing))
+
+
+def _show(baseline: Baseline) -> str:
+    bucket = baseline.bucket
+    bound = "no datasheet figures" if baseline.floor_microseconds is None else f"floor {baseline.floor_microseconds:.2f} us"
+    place = f"{bucket.hardware} tp={bucket.tp} rows {bucket.rows[0]}-{bucket.rows[1]}"
+    return f"  {place}: {baseline.bytes:,} bytes, {bound} (datasheet); stock path not measured: {baseline.stock.reason}"
+

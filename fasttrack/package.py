@@ -1,0 +1,134 @@
+"""What a run hands to the writers of evidence, report and pull request, and what they hand back."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from fasttrack_validation.claims.cells import Cell
+from fasttrack_validation.judge.candidate import Candidate
+from fasttrack_validation.judge.verdict import Outcome, Verdict, rule
+from fasttrack_validation.records import canonical_json, sha256
+
+from .agents.protocol import Evaluation
+from .archive import Request
+from .dispatch import Table
+from .model_dir import Bucket, ModelDirectory
+from .selection import Place, Time
+
+if TYPE_CHECKING:
+    from fasttrack_validation.contracts import ModelContract
+
+
+@dataclass(frozen=True)
+class Pick:
+    """A candidate that goes into the dispatch table, with all that was ruled on it."""
+
+    candidate: Candidate
+    times: Mapping[Place, Time]
+    screen: Verdict | None
+    confirmations: tuple[Verdict, ...]
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """What a place is held against: the contract's bytes, their time at datasheet bandwidth, the stock path."""
+
+    bucket: Bucket
+    bytes: int
+    floor_microseconds: float | None
+    stock: Cell
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A run with its outcome: everything that evidence, report and pull request are made from."""
+
+    request: Request
+    directory: ModelDirectory
+    contract: "ModelContract"
+    baselines: tuple[Baseline, ...]
+    evaluations: tuple[Evaluation, ...]
+    stopped: str
+    dropped: tuple[str, ...]
+    picks: tuple[Pick, ...]
+    table_before: Table
+    not_run: tuple[tuple[str, str], ...]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Document:
+    """A text file of the model directory; `path` is relative to it."""
+
+    path: str
+    text: str
+
+
+@dataclass(frozen=True)
+class PullRequest:
+    """Title and body of the draft."""
+
+    title: str
+    body: str
+
+
+class Packager(Protocol):
+    """Writes for people. Gets records, returns text, touches no file."""
+
+    def evidence(self, bundle: Bundle) -> Document:
+        """The judge's statement about the op as it is dispatched (see `combined`), below `evidence/`."""
+
+    def report(self, bundle: Bundle, table: Table, evidence: Document) -> tuple[Document, ...]:
+        """The design report below `report/`; the first document is the page that a reviewer opens."""
+
+    def pull_request(self, bundle: Bundle, table: Table, evidence: Document) -> PullRequest:
+        """The draft's text."""
+
+
+class Confine(Protocol):
+    """Proves what a change touched."""
+
+    def __call__(self, checkout, base: str, head: str, model: str) -> Sequence[str]:
+        """One line for each rule that the change from `base` to `head` breaks; empty when it is confined."""
+
+
+def combined(picks: Sequence[Pick]) -> Verdict:
+    """The verdict on an op as it is dispatched, from the confirmations of all its picks.
+
+    A check's outcome is the worst over them, the status what follows from the checks. `config` maps each place
+    (hardware/TP/rows) to the JSON of its configuration; with one pick, digest and configuration are the pick's own.
+    Raises ValueError when the confirmations are not about one op, contract and judge.
+    """
+    verdicts = [verdict for pick in picks for verdict in pick.confirmations]
+    first = verdicts[0]
+    identity = ("model", "op", "contract_digest", "judge_digest", "executor", "sandbox", "toolchain")
+    for name in identity:
+        if any(getattr(verdict, name) != getattr(first, name) for verdict in verdicts):
+            raise ValueError(f"confirmations differ in {name}")
+    checks = tuple(
+        max((c for v in verdicts for c in v.checks if c.check == name), key=lambda c: _SEVERITY[c.outcome])
+        for name in dict.fromkeys(c.check for v in verdicts for c in v.checks)
+    )
+    status, reason, message = rule(checks, tuple(check.check for check in checks))
+    config, digest = picks[0].candidate.config, picks[0].candidate.digest()
+    if len(picks) > 1:
+        config = {place_name(place): canonical_json(pick.candidate.config) for pick in picks for place in pick.times}
+        digest = sha256("".join(sorted(pick.candidate.digest() for pick in picks)).encode())
+    stages = {stage for verdict in verdicts for stage in verdict.seconds}
+    return first.model_copy(
+        update={
+            "status": status, "reason": reason, "message": message, "candidate_digest": digest, "config": config,
+            "checks": checks, "workloads": tuple(w for v in verdicts for w in v.workloads),
+            "audits": tuple({audit.digest(): audit for v in verdicts for audit in v.audits}.values()),
+            "seconds": {stage: sum(v.seconds.get(stage, 0.0) for v in verdicts) for stage in sorted(stages)},
+        }
+    )  # fmt: skip
+
+
+def place_name(place: Place) -> str:
+    """A place as one word: h200/tp8/2-4."""
+    hardware, tp, (low, high) = place
+    return f"{hardware}/tp{tp}/{low}-{high}"
+
+
+_SEVERITY = {Outcome.PASS: 0, Outcome.NOT_RUN: 1, Outcome.FAIL: 2, Outcome.INVALID: 3}

@@ -1,0 +1,92 @@
+"""The rounds of a run: propose, judge, keep, until there is a reason to stop."""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from fasttrack_validation.judge.candidate import Candidate
+from fasttrack_validation.judge.verdict import Status, Verdict
+from fasttrack_validation.records import sha256
+
+from .agents.protocol import Done, Evaluation, Proposal, Proposer
+from .archive import Archive, Request
+from .model_dir import Bucket
+from .selection import objective, times
+from .voice import Voice
+
+PLATEAU_ROUNDS = 16
+PLATEAU_GAIN = 0.005
+NEAR_FLOOR = 1.1
+SICK_ROUNDS = 3
+
+# (hardware, workload) -> microseconds at datasheet bandwidth, None without datasheet figures.
+Floors = Mapping[tuple[str, str], float | None]
+
+
+class Judging(Protocol):
+    """What the lane needs of a judge."""
+
+    def screen(self, candidate: Candidate, op: str, seed: int) -> Verdict:
+        """Rules on `candidate` at small workloads of true shape; times every declared workload."""
+
+    def confirm(self, candidate: Candidate, op: str, workloads: Sequence[str], seed: int) -> Verdict:
+        """Rules on `candidate` at the named workloads and held-out ones, with fresh inputs."""
+
+
+def run(
+    archive: Archive, proposer: Proposer, judge: Judging, buckets: Sequence[Bucket], floors: Floors, voice: Voice
+) -> tuple[list[Evaluation], str]:
+    """Goes on from what the archive holds; every evaluation in order, and why the rounds ended."""
+    request = archive.request
+    history = [_evaluation(proposal, verdict, buckets) for proposal, verdict in archive.screened()]
+    with voice.progress(request.rounds, len(history)) as progress:
+        while True:
+            if reason := stop(request, history, archive.seconds, floors):
+                return history, reason
+            proposal = proposer.propose(history)
+            if isinstance(proposal, Done):
+                return history, proposal.reason
+            progress.start(proposal.note)
+            seed = seed_of(request.seed, "screen", proposal.candidate.digest())
+            verdict = archive.evaluate(
+                "screen", proposal, (), seed, lambda p=proposal, s=seed: judge.screen(p.candidate, request.op, s)
+            )
+            history.append(_evaluation(proposal, verdict, buckets))
+            progress.ruled(history[-1])
+
+
+def stop(request: Request, history: Sequence[Evaluation], seconds: float, floors: Floors) -> str | None:
+    """Why no further round should start, or None."""
+    if len(history) >= request.rounds:
+        return f"all {request.rounds} rounds are used"
+    if seconds >= request.budget_minutes * 60:
+        return f"the budget of {request.budget_minutes:g} minutes is used"
+    recent = history[-SICK_ROUNDS:]
+    if len(recent) == SICK_ROUNDS and not any(_ruled(evaluation.verdict) for evaluation in recent):
+        return f"the judge could not rule {SICK_ROUNDS} times in a row: {recent[-1].verdict.message}"
+    best = _best(history)
+    if best is None:
+        return None
+    bounds = [floors.get(place) for place in times(best.verdict) if place in floors]
+    if None not in bounds and best.objective <= NEAR_FLOOR * sum(bounds):
+        return f"the best candidate is within {NEAR_FLOOR - 1:.0%} of the floor"
+    before = _best(history[:-PLATEAU_ROUNDS])
+    if before is not None and best.objective > before.objective * (1 - PLATEAU_GAIN):
+        return f"the last {PLATEAU_ROUNDS} rounds gained less than {PLATEAU_GAIN:.1%}"
+    return None
+
+
+def seed_of(seed: int, *parts: str) -> int:
+    """A seed of 63 bits that follows from the run's own and from what it is for."""
+    return int(sha256("/".join((str(seed), *parts)).encode())[:16], 16) >> 1
+
+
+def _ruled(verdict: Verdict) -> bool:
+    return verdict.status in (Status.ACCEPTED, Status.REJECTED)
+
+
+def _best(history: Sequence[Evaluation]) -> Evaluation | None:
+    return min((e for e in history if e.objective is not None), key=lambda e: e.objective, default=None)
+
+
+def _evaluation(proposal: Proposal, verdict: Verdict, buckets: Sequence[Bucket]) -> Evaluation:
+    return Evaluation(proposal, verdict, objective(verdict, buckets))

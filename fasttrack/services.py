@@ -1,0 +1,72 @@
+"""The real parts behind the lane's interfaces. Everything heavy is imported here, when a command needs it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+
+from .lane import Services
+from .package import Bundle, Document, PullRequest
+
+if TYPE_CHECKING:
+    from fasttrack_validation.contracts import ModelContract
+
+    from .dispatch import Table
+
+
+def default() -> Services:
+    """The services of an installed package. Raises UserError when Triton or torch do not fit."""
+    from fasttrack_validation import contracts
+
+    from . import doctor
+
+    doctor.require_toolchain()
+    return Services(
+        contract=contracts.load, judge=judge, packager=Writers(), confine=confine, why_no_timing=why_no_timing
+    )
+
+
+def judge(contract: "ModelContract", unsafe_no_sandbox: bool):
+    """The judge of `contract`, to be entered."""
+    from fasttrack_validation.judge.judge import Judge
+
+    return Judge(contract, unsafe_no_sandbox=unsafe_no_sandbox)
+
+
+def why_no_timing() -> str:
+    """Why a run has no measurements."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return "no CUDA GPU on this machine"
+    return "the run judged with the interpreter; measuring kernel packs on a GPU is a stage of its own"
+
+
+def confine(checkout: Path, base: str, head: str, model: str) -> Sequence[str]:
+    """The rules that the change breaks, one line each."""
+    from .confinement.check import check
+
+    findings = check(checkout, base, head, model).findings
+    return [f"{finding.rule}: {finding.path or head[:12]}: {finding.message}" for finding in findings]
+
+
+class Writers:
+    """Evidence, report and draft pull request by the rooms that own them."""
+
+    def evidence(self, bundle: Bundle) -> Document:
+        """An in-toto statement about the op's sources, the contract and the judge."""
+        from . import evidence
+
+        return evidence.document(bundle)
+
+    def report(self, bundle: Bundle, table: "Table", evidence: Document) -> tuple[Document, ...]:
+        """The design report."""
+        from .report import render
+
+        return render.documents(bundle, table, evidence)
+
+    def pull_request(self, bundle: Bundle, table: "Table", evidence: Document) -> PullRequest:
+        """Title and body of the draft."""
+        from . import pull_request
+
+        return pull_request.draft(bundle, table, evidence)

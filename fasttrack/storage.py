@@ -1,0 +1,107 @@
+"""Where runs are kept, and writes that are either there in full or not at all."""
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from fasttrack_validation.errors import UserError
+from fasttrack_validation.records import sha256
+
+
+def home(environment: Mapping[str, str] = os.environ) -> Path:
+    """The state directory: $FASTTRACK_HOME, else fasttrack/ in the XDG state directory."""
+    if own := environment.get("FASTTRACK_HOME"):
+        if not os.path.isabs(own):
+            raise UserError(f"FASTTRACK_HOME={own!r} is not absolute", "set it to an absolute path")
+        return Path(own)
+    base = environment.get("XDG_STATE_HOME", "")
+    # The XDG base directory specification has relative values ignored.
+    return (Path(base) if os.path.isabs(base) else Path.home() / ".local" / "state") / "fasttrack"
+
+
+def runs_directory(checkout: Path, environment: Mapping[str, str] = os.environ) -> Path:
+    """Where the runs on the repository at `checkout` are kept. Never inside the checkout (UserError)."""
+    base = home(environment).resolve()
+    checkout = checkout.resolve()
+    if base.is_relative_to(checkout):
+        raise UserError(f"the state directory {base} lies inside the checkout", "set FASTTRACK_HOME to a path outside")
+    label = re.sub(r"[^A-Za-z0-9_.-]", "_", checkout.name)
+    return base / f"{label}-{sha256(os.fsencode(checkout))[:12]}"
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turns a failure to write `path` (no space, no permission, a broken disk) into a UserError."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"cannot write {path}: {error.strerror or error}",
+            "free space or fix the permissions, then go on with `fasttrack propose --resume`; nothing finished is lost",
+        ) from error
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Replaces `path` by `data`, durably: after a crash the file has its old content or all of the new one."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with open(temporary, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        sync_directory(path.parent)
+
+
+def sync_directory(path: Path) -> None:
+    """Makes renames and creations in `path` durable."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class AppendOnly:
+    """A file of lines that only grows. A line is in it whole and durable, or not at all."""
+
+    def __init__(self, path: Path) -> None:
+        """Opens or creates `path`. An unfinished last line, left by a crash, is cut off and counted in `torn`."""
+        self.path = path
+        with writing(path):
+            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            data = path.read_bytes()
+            whole = data[: data.rfind(b"\n") + 1]
+            self.torn = len(data) - len(whole)
+            if self.torn:
+                os.ftruncate(self._descriptor, len(whole))
+                os.fsync(self._descriptor)
+            self._size = len(whole)
+            sync_directory(path.parent)
+        self.lines = whole.decode("utf-8", errors="replace").split("\n")[:-1]
+
+    def append(self, line: str) -> None:
+        """Adds one line. On a failed write the file is cut back to what it was, and a UserError raised."""
+        data = line.encode() + b"\n"
+        with writing(self.path):
+            try:
+                written = 0
+                while written < len(data):
+                    written += os.pwrite(self._descriptor, data[written:], self._size + written)
+                os.fsync(self._descriptor)
+            except OSError:
+                os.ftruncate(self._descriptor, self._size)
+                raise
+        self._size += len(data)
+        self.lines.append(line)
+
+    def close(self) -> None:
+        """Closes the file."""
+        os.close(self._descriptor)
