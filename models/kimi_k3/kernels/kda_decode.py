@@ -42,30 +42,30 @@ def scratch(axes, config):
 
 def prepare(ctx, static, axes, config):
     """taps: conv_weight as [4, 3 p], so that neighbouring channels load together. rate: exp(a_log), [h]."""
-    return {"taps": static["conv_weight"].T.contiguous(), "rate": static["a_log"].exp()}
+    return {"taps": static.conv_weight.T.contiguous(), "rate": static.a_log.exp()}
 
 
 def launch(ctx, buffers, axes, config):
     """Enqueues one launch (`fused`) or two (`split`)."""
     rows, heads = axes["rows"], axes["heads"]
-    projected, slots, out = buffers["projected"], buffers["slots"], buffers["out"]
-    conv_state, recurrent_state = buffers["conv_state"], buffers["recurrent_state"]
+    projected, slots, out = buffers.projected, buffers.slots, buffers.out
+    conv_state, recurrent_state = buffers.conv_state, buffers.recurrent_state
     strides = (projected.stride(0), slots.stride(0), conv_state.stride(0), recurrent_state.stride(0))
-    weights = (buffers["f_b"], buffers["taps"], buffers["rate"], buffers["dt_bias"])
+    weights = (buffers.f_b, buffers.taps, buffers.rate, buffers.dt_bias)
     sizes = {"HEADS": heads, "D": HEAD_DIM, "RANK": GATE_RANK}
     options = {"num_warps": config["num_warps"], "num_stages": config["num_stages"]}
     if config["structure"] == "fused":
         _fused[(rows, heads)](
-            projected, slots, conv_state, recurrent_state, out, *weights, buffers["o_norm"], *strides, **sizes,
+            projected, slots, conv_state, recurrent_state, out, *weights, buffers.o_norm, *strides, **sizes,
             BLOCK_V=config["block_v"], LOWER_BOUND=GATE_LOWER_BOUND, L2_EPS=L2_EPS, NORM_EPS=NORM_EPS, **options,
         )  # fmt: skip
         return
     _recurrence[(rows, heads, HEAD_DIM // config["block_v"])](
-        projected, slots, conv_state, recurrent_state, buffers["core"], *weights, *strides, **sizes,
+        projected, slots, conv_state, recurrent_state, buffers.core, *weights, *strides, **sizes,
         BLOCK_V=config["block_v"], LOWER_BOUND=GATE_LOWER_BOUND, L2_EPS=L2_EPS, **options,
     )  # fmt: skip
     _finish[(rows, heads)](
-        projected, slots, conv_state, buffers["core"], out, buffers["o_norm"], *strides[:3],
+        projected, slots, conv_state, buffers.core, out, buffers.o_norm, *strides[:3],
         HEADS=heads, D=HEAD_DIM, NORM_EPS=NORM_EPS, num_warps=4,
     )  # fmt: skip
 

@@ -92,7 +92,7 @@ class Memory:
 
         `addresses` are uint64, one for the `itemsize` bytes of each lane. Raises MemoryViolation otherwise.
         """
-        lanes = addresses.size if mask is None else np.count_nonzero(np.broadcast_to(mask, addresses.shape))
+        lanes = addresses.size if mask is None else int(np.count_nonzero(np.broadcast_to(mask, addresses.shape)))
         if access == "read":
             self.bytes_loaded += lanes * itemsize
         else:
