@@ -56,6 +56,11 @@ def test_line_of_toml(path, line):
     assert strict.line_of(TOML, path, suffix=".toml") == line
 
 
+def test_line_ends_of_other_systems():
+    text = 'a = "\u2028\x0b"\r\n[t]\r\nb = 1\r\n'
+    assert strict.line_of(text, ("t", "b"), suffix=".toml") == 3
+
+
 JSON = """{
   "a": {"b": [10,
               {"c": "}, \\"x\\": ["}]},
