@@ -110,7 +110,7 @@ def _toml_lines(text: str) -> dict[KeyPath, int]:
                 path = (*path, arrays[path])
         return path
 
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.replace("\r\n", "\n").split("\n"), 1):
         pending, start = (pending + "\n" + line, start) if pending else (line, number)
         try:
             statement = tomllib.loads(pending)

@@ -12,12 +12,13 @@ Tiling. The recurrent state is the traffic: 64 KiB a row and head, read once and
 where both products read the decayed state before its update, so a tile of value rows is finished in registers.
 
 fused  One program a (row, head). It owns its 3 x 128 convolution channels, so it shifts their state itself, walks the
-       state in tiles of block_v value rows, and normalises the 128 outputs at the end. One launch.
+       state in tiles of block_v value rows, one tile ahead, and normalises the 128 outputs at the end. One launch.
 split  One program a (row, head, value tile): fills the machine at small batch. Each recomputes q, k and the decay, so
        none may shift their convolution state while another still reads it: a second launch does that, with the norm.
 
-A vector of 128 is spread over the lanes of one to four warps, and further warps hold copies. Where a program loads and
-then stores the same address, a barrier keeps a fast warp's store from a slow warp's load.
+At small batch one dependent trip to memory costs as much as the arithmetic, so each program asks for all it will need
+before its first reduction. A vector of 128 fills one to four warps and further warps hold copies; a barrier stands
+between loading conv_state and storing it, or a fast warp's store could reach a slow warp's load.
 
 Slot times page stride passes 2^31 elements in real pools, hence the 64-bit page offsets.
 """
@@ -34,7 +35,7 @@ NORM_EPS = 1e-5
 
 
 def scratch(axes, config):
-    """The core outputs that the two launches of `split` hand over: [rows, heads, 128] fp32."""
+    """What the first launch of `split` hands to the second: core outputs, [rows, heads, 128] fp32."""
     if config["structure"] == "fused":
         return {}
     return {"core": ((axes["rows"], axes["heads"], HEAD_DIM), torch.float32)}
@@ -47,30 +48,33 @@ def prepare(ctx, static, axes, config):
 
 def launch(ctx, buffers, axes, config):
     """Enqueues one launch (`fused`) or two (`split`)."""
-    rows, heads = axes["rows"], axes["heads"]
+    grid = (axes["rows"], axes["heads"])
     projected, slots, out = buffers.projected, buffers.slots, buffers.out
     conv_state, recurrent_state = buffers.conv_state, buffers.recurrent_state
-    strides = (projected.stride(0), slots.stride(0), conv_state.stride(0), recurrent_state.stride(0))
     weights = (buffers.f_b, buffers.taps, buffers.rate, buffers.dt_bias)
-    sizes = {"HEADS": heads, "D": HEAD_DIM, "RANK": GATE_RANK}
-    options = {"num_warps": config["num_warps"], "num_stages": config["num_stages"]}
+    # In units of 16 bytes, which the contract's strides are multiples of: the compiler sees aligned pages without a
+    # variant of its own for each stride.
+    strides = (projected.stride(0) // 8, slots.stride(0), conv_state.stride(0) // 8, recurrent_state.stride(0) // 4)
+    block_v = config["block_v"]
+    sizes = {"HEADS": axes["heads"], "D": HEAD_DIM, "RANK": GATE_RANK, "BLOCK_V": block_v}
+    constants = {"LOWER_BOUND": GATE_LOWER_BOUND, "L2_EPS": L2_EPS}
     if config["structure"] == "fused":
-        _fused[(rows, heads)](
-            projected, slots, conv_state, recurrent_state, out, *weights, buffers.o_norm, *strides, **sizes,
-            BLOCK_V=config["block_v"], LOWER_BOUND=GATE_LOWER_BOUND, L2_EPS=L2_EPS, NORM_EPS=NORM_EPS, **options,
+        _fused[grid](
+            projected, slots, conv_state, recurrent_state, out, *weights, buffers.o_norm, *strides,
+            **sizes, **constants, NORM_EPS=NORM_EPS, num_warps=config["num_warps"],
         )  # fmt: skip
         return
-    _recurrence[(rows, heads, HEAD_DIM // config["block_v"])](
-        projected, slots, conv_state, recurrent_state, buffers.core, *weights, *strides, **sizes,
-        BLOCK_V=config["block_v"], LOWER_BOUND=GATE_LOWER_BOUND, L2_EPS=L2_EPS, **options,
+    _recurrence[(*grid, HEAD_DIM // block_v)](
+        projected, slots, conv_state, recurrent_state, buffers.core, *weights, *strides,
+        **sizes, **constants, num_warps=config["num_warps"],
     )  # fmt: skip
-    _finish[(rows, heads)](
+    _finish[grid](
         projected, slots, conv_state, buffers.core, out, buffers.o_norm, *strides[:3],
-        HEADS=heads, D=HEAD_DIM, NORM_EPS=NORM_EPS, num_warps=4,
+        HEADS=axes["heads"], D=HEAD_DIM, NORM_EPS=NORM_EPS, num_warps=4,
     )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["projected_stride", "slots_stride", "conv_page", "state_page"])
 def _fused(
     projected, slots, conv_state, recurrent_state, out, f_b, taps, rate, dt_bias, o_norm,
     projected_stride, slots_stride, conv_page, state_page,
@@ -78,41 +82,51 @@ def _fused(
     LOWER_BOUND: tl.constexpr, L2_EPS: tl.constexpr, NORM_EPS: tl.constexpr,
 ):  # fmt: skip
     """Grid (rows, heads): everything that one head of one row needs."""
+    TILES: tl.constexpr = D // BLOCK_V
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
-    lane = tl.arange(0, D)
+    # All value channels as [TILES, BLOCK_V]: outputs are selected into the row of their tile.
+    tile_of = tl.arange(0, TILES)[:, None]
+    value = head * D + tile_of * BLOCK_V + tl.arange(0, BLOCK_V)[None, :]
+    y = out + row * HEADS * D + value
+    factors = _load_gate(f_b, head, D, RANK)
     slot = tl.load(slots + row * slots_stride).to(tl.int64)
-    y = out + row * HEADS * D + head * D + lane
     if slot <= 0:
-        tl.store(y, tl.zeros([D], dtype=tl.bfloat16))
+        tl.store(y, tl.zeros([TILES, BLOCK_V], dtype=tl.bfloat16))
         return
-    x = projected + row * projected_stride
-    window = conv_state + slot * conv_page
-    page = recurrent_state + slot * state_page + head * D * D
+    x = projected + row * projected_stride * 8
+    window = conv_state + slot * conv_page * 8
+    tile = recurrent_state + slot * state_page * 4 + head * D * D
+    tile += tl.arange(0, BLOCK_V)[:, None] * D + tl.arange(0, D)[None, :]
 
+    state = tl.load(tile)
+    v = _convolve(x, window, taps, 2 * HEADS * D + head * D + tl.arange(0, BLOCK_V), HEADS, D)
+    gate = tl.load(x + 3 * HEADS * D + value).to(tl.float32)
+    weight = tl.load(o_norm + (value - head * D)).to(tl.float32)
+    second, third, newest = _load_window(x, window, head, HEADS, D)
     q, k, decay, beta = _head_vectors(
-        x, window, f_b, taps, rate, dt_bias, head, HEADS, D, RANK, LOWER_BOUND, L2_EPS
+        x, window, factors, taps, rate, dt_bias, head, HEADS, D, RANK, LOWER_BOUND, L2_EPS
     )
     qk = tl.sum(q * k)
-    # o is collected as [tiles, BLOCK_V]: a tile cannot be written into part of a register vector, but it can be
-    # selected into its row.
-    tile_index = tl.arange(0, D // BLOCK_V)[:, None]
-    core = tl.zeros([D // BLOCK_V, BLOCK_V], dtype=tl.float32)
-    for tile in tl.range(0, D // BLOCK_V):
-        o = _advance(page, x, window, taps, q, k, decay, beta, qk, tile * BLOCK_V, head, HEADS, D, BLOCK_V)
-        core = tl.where(tile_index == tile, o[None, :], core)
+    core = tl.zeros([TILES, BLOCK_V], dtype=tl.float32)
+    for index in tl.static_range(TILES):
+        if index + 1 < TILES:
+            ahead = tl.load(tile + (index + 1) * BLOCK_V * D)
+            channel = 2 * HEADS * D + head * D + (index + 1) * BLOCK_V + tl.arange(0, BLOCK_V)
+            v_ahead = _convolve(x, window, taps, channel, HEADS, D)
+        state, o = _advance(state, v, q, k, decay, beta, qk)
+        tl.store(tile + index * BLOCK_V * D, state)
+        core = tl.where(tile_of == index, o[None, :], core)
+        if index + 1 < TILES:
+            state, v = ahead, v_ahead
 
-    mean = tl.sum(core * core) / D
-    v_lane = tile_index * BLOCK_V + tl.arange(0, BLOCK_V)[None, :]
-    gate = tl.load(x + 3 * HEADS * D + head * D + v_lane).to(tl.float32)
-    weight = tl.load(o_norm + v_lane).to(tl.float32)
-    normed = core * tl.rsqrt(mean + NORM_EPS) * weight * tl.sigmoid(gate)
-    tl.store(out + row * HEADS * D + head * D + v_lane, normed.to(tl.bfloat16))
+    normed = core * tl.rsqrt(tl.sum(core * core) / D + NORM_EPS) * weight * tl.sigmoid(gate)
+    tl.store(y, normed.to(tl.bfloat16))
     tl.debug_barrier()
-    _shift(x, window, head, HEADS, D)
+    _store_window(window, second, third, newest, head, HEADS, D)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["projected_stride", "slots_stride", "conv_page", "state_page"])
 def _recurrence(
     projected, slots, conv_state, recurrent_state, core, f_b, taps, rate, dt_bias,
     projected_stride, slots_stride, conv_page, state_page,
@@ -122,21 +136,25 @@ def _recurrence(
     """Grid (rows, heads, value tiles): advances BLOCK_V value rows of the state; leaves conv_state alone."""
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
-    first = tl.program_id(2) * BLOCK_V
+    value = head * D + tl.program_id(2) * BLOCK_V + tl.arange(0, BLOCK_V)
+    factors = _load_gate(f_b, head, D, RANK)
     slot = tl.load(slots + row * slots_stride).to(tl.int64)
     if slot <= 0:
         return
-    x = projected + row * projected_stride
-    window = conv_state + slot * conv_page
-    page = recurrent_state + slot * state_page + head * D * D
+    x = projected + row * projected_stride * 8
+    window = conv_state + slot * conv_page * 8
+    tile = recurrent_state + slot * state_page * 4 + value[:, None] * D + tl.arange(0, D)[None, :]
+    state = tl.load(tile)
+    v = _convolve(x, window, taps, 2 * HEADS * D + value, HEADS, D)
     q, k, decay, beta = _head_vectors(
-        x, window, f_b, taps, rate, dt_bias, head, HEADS, D, RANK, LOWER_BOUND, L2_EPS
+        x, window, factors, taps, rate, dt_bias, head, HEADS, D, RANK, LOWER_BOUND, L2_EPS
     )
-    o = _advance(page, x, window, taps, q, k, decay, beta, tl.sum(q * k), first, head, HEADS, D, BLOCK_V)
-    tl.store(core + row * HEADS * D + head * D + first + tl.arange(0, BLOCK_V), o)
+    state, o = _advance(state, v, q, k, decay, beta, tl.sum(q * k))
+    tl.store(tile, state)
+    tl.store(core + row * HEADS * D + value, o)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["projected_stride", "slots_stride", "conv_page"])
 def _finish(
     projected, slots, conv_state, core, out, o_norm, projected_stride, slots_stride, conv_page,
     HEADS: tl.constexpr, D: tl.constexpr, NORM_EPS: tl.constexpr,
@@ -144,58 +162,58 @@ def _finish(
     """Grid (rows, heads), after `_recurrence`: gated norm, and the shift of the head's convolution channels."""
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
-    lane = head * D + tl.arange(0, D)
+    value = head * D + tl.arange(0, D)
     slot = tl.load(slots + row * slots_stride).to(tl.int64)
     if slot <= 0:
-        tl.store(out + row * HEADS * D + lane, tl.zeros([D], dtype=tl.bfloat16))
+        tl.store(out + row * HEADS * D + value, tl.zeros([D], dtype=tl.bfloat16))
         return
-    x = projected + row * projected_stride
-    o = tl.load(core + row * HEADS * D + lane)
-    gate = tl.load(x + 3 * HEADS * D + lane).to(tl.float32)
+    x = projected + row * projected_stride * 8
+    window = conv_state + slot * conv_page * 8
+    o = tl.load(core + row * HEADS * D + value)
+    gate = tl.load(x + 3 * HEADS * D + value).to(tl.float32)
     weight = tl.load(o_norm + tl.arange(0, D)).to(tl.float32)
+    second, third, newest = _load_window(x, window, head, HEADS, D)
     normed = o * tl.rsqrt(tl.sum(o * o) / D + NORM_EPS) * weight * tl.sigmoid(gate)
-    tl.store(out + row * HEADS * D + lane, normed.to(tl.bfloat16))
-    _shift(x, conv_state + slot * conv_page, head, HEADS, D)
+    tl.store(out + row * HEADS * D + value, normed.to(tl.bfloat16))
+    tl.debug_barrier()
+    _store_window(window, second, third, newest, head, HEADS, D)
+
+
+@triton.jit
+def _load_gate(f_b, head, D: tl.constexpr, RANK: tl.constexpr):
+    """The head's rows of f_b, [D, RANK] bf16: 32 KiB that need not wait for the slot."""
+    lane = head * D + tl.arange(0, D)
+    return tl.load(f_b + lane[:, None] * RANK + tl.arange(0, RANK)[None, :])
 
 
 @triton.jit
 def _head_vectors(
-    x, window, f_b, taps, rate, dt_bias, head,
+    x, window, factors, taps, rate, dt_bias, head,
     HEADS: tl.constexpr, D: tl.constexpr, RANK: tl.constexpr, LOWER_BOUND: tl.constexpr, L2_EPS: tl.constexpr,
 ):  # fmt: skip
     """q (normalised and scaled), k (normalised) and the decay of one head, [D] fp32 each, and beta, a scalar."""
     lane = head * D + tl.arange(0, D)
-    # The gate's 32 KiB of weights first: everything else waits for less.
-    rank = tl.arange(0, RANK)
-    factors = tl.load(f_b + lane[:, None] * RANK + rank[None, :])
-    f_a = tl.load(x + 4 * HEADS * D + rank)
+    f_a = tl.load(x + 4 * HEADS * D + tl.arange(0, RANK))
     q = _convolve(x, window, taps, lane, HEADS, D)
     k = _convolve(x, window, taps, HEADS * D + lane, HEADS, D)
+    bias = tl.load(dt_bias + lane)
+    slope = tl.load(rate + head)
+    beta = tl.sigmoid(tl.load(x + 4 * HEADS * D + RANK + head).to(tl.float32))
     q *= tl.rsqrt(tl.sum(q * q) + L2_EPS) * (1.0 / tl.sqrt(D * 1.0))
     k *= tl.rsqrt(tl.sum(k * k) + L2_EPS)
     gamma = tl.sum(factors.to(tl.float32) * f_a.to(tl.float32)[None, :], axis=1)
     gamma = gamma.to(tl.bfloat16).to(tl.float32)
-    bias = tl.load(dt_bias + lane)
-    decay = tl.exp(LOWER_BOUND * tl.sigmoid(tl.load(rate + head) * (gamma + bias)))
-    beta = tl.sigmoid(tl.load(x + 4 * HEADS * D + RANK + head).to(tl.float32))
+    decay = tl.exp(LOWER_BOUND * tl.sigmoid(slope * (gamma + bias)))
     return q, k, decay, beta
 
 
 @triton.jit
-def _advance(
-    page, x, window, taps, q, k, decay, beta, qk, first, head,
-    HEADS: tl.constexpr, D: tl.constexpr, BLOCK_V: tl.constexpr,
-):  # fmt: skip
-    """Advances value rows [first, first + BLOCK_V) of one head's state in place; returns their outputs, fp32."""
-    v_lane = first + tl.arange(0, BLOCK_V)
-    tile = page + v_lane[:, None] * D + tl.arange(0, D)[None, :]
-    state = tl.load(tile)
-    v = _convolve(x, window, taps, 2 * HEADS * D + head * D + v_lane, HEADS, D)
-    state *= decay[None, :]
+def _advance(state, v, q, k, decay, beta, qk):
+    """One step of a [BLOCK_V, D] tile of the state: the new tile, and the tile's outputs [BLOCK_V] fp32."""
+    state = state * decay[None, :]
     delta = beta * (v - tl.sum(state * k[None, :], axis=1))
     o = tl.sum(state * q[None, :], axis=1) + delta * qk
-    tl.store(tile, state + delta[:, None] * k[None, :])
-    return o
+    return state + delta[:, None] * k[None, :], o
 
 
 @triton.jit
@@ -210,16 +228,23 @@ def _convolve(x, window, taps, channel, HEADS: tl.constexpr, D: tl.constexpr):
 
 
 @triton.jit
-def _shift(x, window, head, HEADS: tl.constexpr, D: tl.constexpr):
-    """Drops the oldest of three taps of one head's q, k and v channels and appends the raw projection."""
+def _load_window(x, window, head, HEADS: tl.constexpr, D: tl.constexpr):
+    """The next window of one head's q, k and v channels, oldest first: [4, D] bf16 each, the fourth row unused."""
     WIDTH: tl.constexpr = 3 * HEADS * D
     part = tl.arange(0, 4)[:, None]
     channel = part * HEADS * D + head * D + tl.arange(0, D)[None, :]
-    mask = (part < 3) & (channel >= 0)
-    second = tl.load(window + WIDTH + channel, mask=mask)
-    third = tl.load(window + 2 * WIDTH + channel, mask=mask)
-    newest = tl.load(x + channel, mask=mask)
-    tl.debug_barrier()
-    tl.store(window + channel, second, mask=mask)
-    tl.store(window + WIDTH + channel, third, mask=mask)
-    tl.store(window + 2 * WIDTH + channel, newest, mask=mask)
+    second = tl.load(window + WIDTH + channel, mask=part < 3)
+    third = tl.load(window + 2 * WIDTH + channel, mask=part < 3)
+    newest = tl.load(x + channel, mask=part < 3)
+    return second, third, newest
+
+
+@triton.jit
+def _store_window(window, second, third, newest, head, HEADS: tl.constexpr, D: tl.constexpr):
+    """Shifts one head's convolution state: drops the oldest tap, appends the raw projection."""
+    WIDTH: tl.constexpr = 3 * HEADS * D
+    part = tl.arange(0, 4)[:, None]
+    channel = part * HEADS * D + head * D + tl.arange(0, D)[None, :]
+    tl.store(window + channel, second, mask=part < 3)
+    tl.store(window + WIDTH + channel, third, mask=part < 3)
+    tl.store(window + 2 * WIDTH + channel, newest, mask=part < 3)
