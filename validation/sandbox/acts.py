@@ -47,7 +47,7 @@ def attempt(payload: dict[str, Any], memory: list[mmap.mmap], scratch: pathlib.P
 
 
 def execute(payload: dict[str, Any], memory: list[mmap.mmap], scratch: pathlib.Path) -> Any:
-    """Imports `payload["source"]` as a module from scratch, as a candidate is, and calls its `main(memory, scratch)`."""
+    """Imports `payload["source"]` from a file in scratch, as a candidate is, and calls its `main(memory, scratch)`."""
     path = scratch / "executed.py"
     path.write_text(payload["source"])
     spec = importlib.util.spec_from_file_location("executed", path)
@@ -81,7 +81,9 @@ def _all_stopped(attempts: dict[str, Callable[[], object]]) -> str:
 
 def _open_socket(payload, memory, scratch):
     kinds = {"IPv4": socket.AF_INET, "IPv6": socket.AF_INET6, "Unix": socket.AF_UNIX, "netlink": socket.AF_NETLINK}
-    return _all_stopped({name: lambda kind=kind: socket.socket(kind, socket.SOCK_DGRAM) for name, kind in kinds.items()})
+    return _all_stopped(
+        {name: lambda kind=kind: socket.socket(kind, socket.SOCK_DGRAM) for name, kind in kinds.items()}
+    )
 
 
 def _read_strangers(payload, memory, scratch):
