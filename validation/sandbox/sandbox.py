@@ -77,7 +77,8 @@ class Sandbox:
         self._preload, self._environ = preload, {**_ENVIRONMENT, **(environ or {})}
         self._slots = threading.BoundedSemaphore(concurrency)
         self._lock = threading.Lock()
-        self._zygote: ZygoteHandle | None = None
+        self._zygote: ZygoteHandle | None = ZygoteHandle(self._preload, self._environ)
+        self._readable = self._zygote.roots
         self._running: set[socket.socket] = set()
         self._closed = False
         try:
@@ -144,24 +145,24 @@ class Sandbox:
         self, request: bytes, memory: Sequence[int], limits: Limits
     ) -> tuple[dict[str, Any], tuple[bytes, ...]]:
         for _ in range(2):
-            with self._connection() as connection:
+            with self._connection() as (connection, zygote):
+                connection.settimeout(START_SECONDS)
                 try:
                     socket.send_fds(connection, [struct.pack(">Q", len(request))], list(memory))
                     connection.sendall(request)
-                    connection.settimeout(START_SECONDS)
                     started = connection.recv(1)
-                except (BrokenPipeError, ConnectionResetError):
+                except (BrokenPipeError, ConnectionResetError, TimeoutError):
                     started = b""
                 answer = _answer(connection, limits) if started else None
                 if self._closed:
                     raise RuntimeError("the sandbox was closed while the job ran")
             if answer:
                 return answer
-            self._drop_zygote()  # it died before the job began: nothing has run, so another may try
+            self._drop(zygote)  # it died before the job began: nothing has run, so another may try
         raise SandboxUnavailable("the sandbox's parent process died twice before the job began", _HOW)
 
     @contextlib.contextmanager
-    def _connection(self) -> Iterator[socket.socket]:
+    def _connection(self) -> Iterator[tuple[socket.socket, ZygoteHandle]]:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         with ours, theirs:
             with self._lock:
@@ -169,26 +170,21 @@ class Sandbox:
                     raise RuntimeError("the sandbox is closed")
                 if self._zygote is None:
                     self._zygote = ZygoteHandle(self._preload, self._environ)
-                self._zygote.adopt(theirs)
+                zygote = self._zygote
+                zygote.adopt(theirs)
                 self._running.add(ours)
             theirs.close()
             try:
-                yield ours
+                yield ours, zygote
             finally:
                 with self._lock:
                     self._running.discard(ours)
 
-    def _roots(self) -> tuple[str, ...]:
+    def _drop(self, dead: ZygoteHandle) -> None:
         with self._lock:
-            if self._zygote is None:
-                self._zygote = ZygoteHandle(self._preload, self._environ)
-            return self._zygote.roots
-
-    def _drop_zygote(self) -> None:
-        with self._lock:
-            zygote, self._zygote = self._zygote, None
-        if zygote is not None:
-            zygote.close()
+            if self._zygote is dead:  # or another thread has replaced it
+                self._zygote = None
+        dead.close()
 
     def _choose(self, rungs: tuple[str, ...], unsafe: bool) -> Rung:
         refused: list[str] = []
@@ -209,7 +205,7 @@ class Sandbox:
         return Rung(name=UNCONFINED, description=description, trials=trials, refused=tuple(refused))
 
     def _try(self, rung: str) -> tuple[tuple[Trial, ...], dict[str, Any]]:
-        with selftest.Exam(self.profile, self._environ, self._roots()) as exam:
+        with selftest.Exam(self.profile, self._environ, self._readable) as exam:
             result, facts = self._run(rung, selftest.ENTRY, exam.payload, (exam.memory,), selftest.LIMITS)
             return exam.mark(result), facts
 

@@ -74,11 +74,10 @@ class Exam:
 
     def _payload(self, canary: Path, stranger: int) -> dict[str, Any]:
         package = Path(__file__).parents[1]
-        home = Path(roots.home())
-        # Installed as a wheel the package lies among others that jobs may read. The home is never allowed for.
-        folders = {path for path in (Path.cwd(), package.parent) if not roots.covered(str(path), self._readable)} | {
-            home
-        }
+        # Installed as a wheel the package lies among others that jobs may read. A home is private wherever it is, but
+        # for the system accounts that live in /usr/sbin and the like.
+        folders = {path for path in (Path.cwd(), package.parent) if not roots.covered(str(path), self._readable)}
+        folders |= {path for path in (Path(roots.home()),) if not roots.covered(str(path), roots.SYSTEM)}
         private = [canary, Path("/etc/passwd"), *(file for folder in sorted(folders) for file in _some_files(folder))]
         numpy = importlib.util.find_spec("numpy")
         written = {"/", "/tmp", "/var/tmp", "/dev/shm", sys.prefix, sys.base_prefix, package, *folders}

@@ -192,10 +192,19 @@ def test_no_more_jobs_than_the_concurrency(memory):
     assert seen == [1, 1, 1, 1]
 
 
-def test_a_dead_zygote_is_replaced():
-    with Sandbox(Profile.INTERPRETER) as sandbox:
+def test_a_dead_zygote_is_replaced_once_for_all_threads():
+    with Sandbox(Profile.INTERPRETER, concurrency=4) as sandbox:
         os.kill(sandbox._zygote.pid, signal.SIGKILL)
-        assert sandbox.run(EXECUTE, body("return {'alive': True}")).value == {"alive": True}
+        results = []
+        threads = [
+            threading.Thread(target=lambda: results.append(sandbox.run(EXECUTE, body("return {'alive': True}"))))
+            for _ in range(4)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert [result.value for result in results] == [{"alive": True}] * 4
 
 
 def test_memory_that_a_job_could_resize_is_refused(sandbox):
