@@ -169,7 +169,7 @@ def _set_limits(plan: Plan) -> None:
         resource.RLIMIT_CPU: cpu_seconds,
         resource.RLIMIT_NPROC: plan.other_tasks + limits.processes,
         resource.RLIMIT_FSIZE: limits.scratch_bytes,
-        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_CORE: 1,  # stricter than 0: a core handler behind a pipe is not started either
         resource.RLIMIT_NOFILE: 256,
         resource.RLIMIT_MEMLOCK: 0,
         resource.RLIMIT_MSGQUEUE: 0,

@@ -21,8 +21,9 @@ def home() -> str:
 def readable(packages: Iterable[str], private: str) -> list[str]:
     """Absolute paths of this interpreter's needs, outermost only, sorted; `packages` are top-level names to add.
 
-    A directory of sys.path that is the root, holds `private` (the home) or is a git work tree is left out: what is imported from
-    there must be named among the packages. Run it in a fresh, isolated interpreter: sys.path is taken as it stands.
+    A directory of sys.path that is the root, holds `private` (the home) or is a git work tree is left out: what is
+    imported from there must be named among the packages. Run it in a fresh, isolated interpreter: sys.path is taken
+    as it stands.
     """
     prefixes = {sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix}
     paths = {path for path in sys.path if os.path.isabs(path) and not _too_wide(path, private)}

@@ -2,23 +2,18 @@
 
 import contextlib
 import fcntl
-import json
 import os
 import signal
-import site
 import socket
 import struct
-import subprocess
-import sys
-import tempfile
 import threading
-import unicodedata
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..errors import SandboxUnavailable
-from . import frames, roots, selftest, supervisor
-from .records import JobResult, JobStatus, Limits, Profile, Rung, Trial
+from . import frames, outcome, selftest, supervisor
+from .handle import START_SECONDS, ZygoteHandle
+from .records import JobResult, Limits, Profile, Rung, Trial
 
 RUNGS = ("namespaces", "landlock")
 UNCONFINED = "none"
@@ -33,9 +28,7 @@ _ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
 }
-_START_SECONDS = 120.0
 _GRACE_SECONDS = 90.0
-_QUOTED_CHARACTERS = 16_000
 _HOW = (
     "allow unprivileged user namespaces (or run as root with CAP_SYS_ADMIN), or use Linux 6.2 or newer with Landlock "
     "enabled; --unsafe-no-sandbox runs candidates unconfined"
@@ -57,15 +50,17 @@ def _seal(descriptor: int) -> None:
         if fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & wanted != wanted:
             fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, wanted)
     except OSError as error:
-        raise ValueError(f"memory file {descriptor} cannot be sealed ({error}): make it with sealed_memory()") from error
+        raise ValueError(
+            f"memory file {descriptor} cannot be sealed ({error}): make it with sealed_memory()"
+        ) from error
 
 
 class Sandbox:
     """Runs jobs of trusted entry functions that handle untrusted code, each in a jail of its own.
 
     `preload` modules are imported once; `environ` is added to an otherwise empty environment; up to `concurrency` jobs
-    run at a time (`run` may be called from any thread). At start each rung proves itself by the self-test, and the
-    first that does is used; `rungs` is the order in which they are tried. Raises SandboxUnavailable when none does, unless `unsafe`.
+    run at a time (`run` may be called from any thread). At start each of `rungs`, in order, has to pass the self-test;
+    the first that does is used. Raises SandboxUnavailable when none does, unless `unsafe`.
     """
 
     def __init__(
@@ -82,7 +77,8 @@ class Sandbox:
         self._preload, self._environ = preload, {**_ENVIRONMENT, **(environ or {})}
         self._slots = threading.BoundedSemaphore(concurrency)
         self._lock = threading.Lock()
-        self._zygote: _Zygote | None = None
+        self._zygote: ZygoteHandle | None = ZygoteHandle(self._preload, self._environ)
+        self._readable = self._zygote.roots
         self._running: set[socket.socket] = set()
         self._closed = False
         try:
@@ -143,57 +139,52 @@ class Sandbox:
             answer, blobs = self._exchange(request, memory, limits)
         if answer["ended"] == "setup":
             raise SandboxUnavailable(f"{rung}: {answer['failed']}", _HOW)
-        return _result(answer, blobs), answer["facts"]
+        return outcome.job_result(answer, blobs), answer["facts"]
 
     def _exchange(
         self, request: bytes, memory: Sequence[int], limits: Limits
     ) -> tuple[dict[str, Any], tuple[bytes, ...]]:
         for _ in range(2):
-            with self._connection() as connection:
+            with self._connection() as (connection, zygote):
+                connection.settimeout(START_SECONDS)
                 try:
                     socket.send_fds(connection, [struct.pack(">Q", len(request))], list(memory))
                     connection.sendall(request)
-                    connection.settimeout(_START_SECONDS)
                     started = connection.recv(1)
-                except (BrokenPipeError, ConnectionResetError):
+                except (BrokenPipeError, ConnectionResetError, TimeoutError):
                     started = b""
                 answer = _answer(connection, limits) if started else None
                 if self._closed:
                     raise RuntimeError("the sandbox was closed while the job ran")
             if answer:
                 return answer
-            self._drop_zygote()  # it died before the job began: nothing has run, so another may try
+            self._drop(zygote)  # it died before the job began: nothing has run, so another may try
         raise SandboxUnavailable("the sandbox's parent process died twice before the job began", _HOW)
 
     @contextlib.contextmanager
-    def _connection(self) -> Iterator[socket.socket]:
+    def _connection(self) -> Iterator[tuple[socket.socket, ZygoteHandle]]:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         with ours, theirs:
             with self._lock:
                 if self._closed:
                     raise RuntimeError("the sandbox is closed")
                 if self._zygote is None:
-                    self._zygote = _Zygote(self._preload, self._environ)
-                self._zygote.adopt(theirs)
+                    self._zygote = ZygoteHandle(self._preload, self._environ)
+                zygote = self._zygote
+                zygote.adopt(theirs)
                 self._running.add(ours)
             theirs.close()
             try:
-                yield ours
+                yield ours, zygote
             finally:
                 with self._lock:
                     self._running.discard(ours)
 
-    def _roots(self) -> tuple[str, ...]:
+    def _drop(self, dead: ZygoteHandle) -> None:
         with self._lock:
-            if self._zygote is None:
-                self._zygote = _Zygote(self._preload, self._environ)
-            return self._zygote.roots
-
-    def _drop_zygote(self) -> None:
-        with self._lock:
-            zygote, self._zygote = self._zygote, None
-        if zygote is not None:
-            zygote.close()
+            if self._zygote is dead:  # or another thread has replaced it
+                self._zygote = None
+        dead.close()
 
     def _choose(self, rungs: tuple[str, ...], unsafe: bool) -> Rung:
         refused: list[str] = []
@@ -206,7 +197,7 @@ class Sandbox:
             if failed := [f"{trial.act} ({trial.happened[:100]})" for trial in trials if not trial.held]:
                 refused.append(f"{name}: {'; '.join(failed)}")
                 continue
-            return Rung(name=name, description=_describe(facts), trials=trials, refused=tuple(refused))
+            return Rung(name=name, description=_describe(name, facts), trials=trials, refused=tuple(refused))
         if not unsafe:
             raise SandboxUnavailable(f"no sandbox on this system: {' | '.join(refused) or 'no rung to try'}", _HOW)
         trials, _ = self._try(UNCONFINED)
@@ -214,7 +205,7 @@ class Sandbox:
         return Rung(name=UNCONFINED, description=description, trials=trials, refused=tuple(refused))
 
     def _try(self, rung: str) -> tuple[tuple[Trial, ...], dict[str, Any]]:
-        with selftest.Exam(self.profile, self._environ, self._roots()) as exam:
+        with selftest.Exam(self.profile, self._environ, self._readable) as exam:
             result, facts = self._run(rung, selftest.ENTRY, exam.payload, (exam.memory,), selftest.LIMITS)
             return exam.mark(result), facts
 
@@ -231,50 +222,7 @@ def _answer(connection: socket.socket, limits: Limits) -> tuple[dict[str, Any], 
         return {"ended": "exit", "status": signal.SIGKILL, "seconds": 0.0, "facts": {}}, (b"", b"", b"")
 
 
-def _result(answer: dict[str, Any], blobs: tuple[bytes, ...]) -> JobResult:
-    frame, out, err = blobs
-    status, value, parts, error = _outcome(answer, frame)
-    return JobResult(
-        status=status,
-        value=value,
-        blobs=parts,
-        error=quote(error),
-        stdout=quote(out.decode("utf-8", "replace")),
-        stderr=quote(err.decode("utf-8", "replace")),
-        seconds=answer["seconds"],
-    )
-
-
-def _outcome(answer: dict[str, Any], frame: bytes) -> tuple[JobStatus, dict[str, Any], tuple[bytes, ...], str]:
-    if answer["ended"] != "exit":
-        return JobStatus(answer["ended"]), {}, (), f"stopped: {answer['ended'].replace('_', ' ')}"
-    if os.WIFSIGNALED(answer["status"]):
-        number = os.WTERMSIG(answer["status"])
-        return JobStatus.KILLED, {}, (), f"killed by signal {number} ({signal.strsignal(number)})"
-    if not frame:
-        return JobStatus.ERROR, {}, (), f"ended with exit code {os.waitstatus_to_exitcode(answer['status'])}, no result"
-    try:
-        document, parts = frames.decode(frame)
-    except frames.FrameError as error:
-        return JobStatus.ERROR, {}, (), f"unreadable result: {error}"
-    match document:
-        case {"value": dict(value), **rest} if not rest:
-            return JobStatus.OK, value, parts, ""
-        case {"error": str(error), "out_of_memory": bool(memory), **rest} if not rest and not parts:
-            return JobStatus.OUT_OF_MEMORY if memory else JobStatus.ERROR, {}, (), error
-    return JobStatus.ERROR, {}, (), "unreadable result: neither a value nor an error"
-
-
-def quote(text: str) -> str:
-    """The end of `text`, without control, formatting, private and line-separator characters (newline, tab stay)."""
-    return "".join(
-        character
-        for character in text[-_QUOTED_CHARACTERS:]
-        if character in "\n\t" or unicodedata.category(character) not in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
-    )
-
-
-def _describe(facts: dict[str, Any]) -> str:
+def _describe(rung: str, facts: dict[str, Any]) -> str:
     parts = [
         f"{', '.join(facts['namespaces'])} namespaces, read-only root, tmpfs scratch" if "namespaces" in facts else "",
         f"Landlock ABI {facts['landlock_abi']}" if facts["landlock_abi"] else "",
@@ -283,61 +231,7 @@ def _describe(facts: dict[str, Any]) -> str:
         "no capabilities, no new privileges",
         "limits on memory, time, processes, files and output",
     ]
-    return "; ".join(filter(None, parts))
-
-
-class _Zygote:
-    """The process that jobs are forked from."""
-
-    def __init__(self, preload: tuple[str, ...], environ: dict[str, str]) -> None:
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        code = f"from {__package__} import zygote; zygote.main({theirs.fileno()}, {os.getpid()})"
-        with theirs:
-            try:
-                self.process = subprocess.Popen(
-                    [sys.executable, "-I", "-c", code],
-                    env=environ,
-                    cwd="/",
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                    pass_fds=(theirs.fileno(),),
-                    start_new_session=True,
-                )
-            except OSError as error:
-                raise SandboxUnavailable(
-                    f"cannot start {sys.executable} as uid {os.geteuid()}: {error.strerror}",
-                    "install Python and its packages where this user can reach them",
-                ) from error
-        user_site = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
-        settings = {"preload": preload, "paths": [path for path in user_site if path in sys.path], "home": roots.home()}
-        self._control.send(json.dumps(settings).encode())
-        self._control.settimeout(_START_SECONDS)
-        ready = json.loads(self._control.recv(1 << 16) or b'{"failed": "it ended without a word"}')
-        if "failed" in ready:
-            self.close()
-            raise SandboxUnavailable(
-                f"the sandbox's parent process could not start: {quote(ready['failed']).strip().splitlines()[-1]}",
-                f"check that `{sys.executable} -I` can import {', '.join(preload) or __package__}",
-            )
-        if ready["prefix"] != sys.prefix:
-            self.close()
-            raise SandboxUnavailable(
-                f"{sys.executable} starts another Python: {ready['prefix']}, not {sys.prefix}", "repair the environment"
-            )
-
-        self.roots = tuple(ready["roots"])
-
-    def adopt(self, connection: socket.socket) -> None:
-        """Hands over one job's connection. A zygote that is gone shows as end of file on the other end."""
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            socket.send_fds(self._control, [b"j"], [connection.fileno()])
-
-    def close(self) -> None:
-        """Ends the process and waits for it."""
-        self._control.close()
-        self.process.terminate()
-        self.process.wait()
+    return f"{rung}: " + "; ".join(filter(None, parts))
 
 
 def probe(*, unsafe: bool = False, rungs: tuple[str, ...] = RUNGS) -> Rung:

@@ -60,7 +60,9 @@ class Exam:
             stack.callback(os.close, self.memory)
             os.pwrite(self.memory, _PATTERN, 0)
             # Ends by itself should the judge be killed: its standard input closes then.
-            stranger = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)
+            stranger = subprocess.Popen(
+                ["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
+            )
             stack.callback(stranger.wait)
             stack.callback(stranger.stdin.close)
             self.payload = self._payload(Path(canary.name), stranger.pid)
@@ -72,9 +74,10 @@ class Exam:
 
     def _payload(self, canary: Path, stranger: int) -> dict[str, Any]:
         package = Path(__file__).parents[1]
-        home = Path(roots.home())
-        # Installed as a wheel the package lies among others that jobs may read. The home is never allowed for.
-        folders = {path for path in (Path.cwd(), package.parent) if not roots.covered(str(path), self._readable)} | {home}
+        # Installed as a wheel the package lies among others that jobs may read. A home is private wherever it is, but
+        # for the system accounts that live in /usr/sbin and the like.
+        folders = {path for path in (Path.cwd(), package.parent) if not roots.covered(str(path), self._readable)}
+        folders |= {path for path in (Path(roots.home()),) if not roots.covered(str(path), roots.SYSTEM)}
         private = [canary, Path("/etc/passwd"), *(file for folder in sorted(folders) for file in _some_files(folder))]
         numpy = importlib.util.find_spec("numpy")
         written = {"/", "/tmp", "/var/tmp", "/dev/shm", sys.prefix, sys.base_prefix, package, *folders}
@@ -111,7 +114,9 @@ class Exam:
 
 def _some_files(folder: Path) -> list[Path]:
     with contextlib.suppress(OSError):
-        return [path for path in sorted(folder.iterdir()) if path.is_file() and os.access(path, os.R_OK)][:_FILES_A_FOLDER]
+        return [path for path in sorted(folder.iterdir()) if path.is_file() and os.access(path, os.R_OK)][
+            :_FILES_A_FOLDER
+        ]
     return []
 
 

@@ -158,7 +158,10 @@ class _Job:
                     poller.unregister(descriptor)
                     if name == "status":
                         return None
-                if len(self.result) > self.plan.limits.output_bytes or self.printed_bytes > self.plan.limits.output_bytes:
+                if (
+                    len(self.result) > self.plan.limits.output_bytes
+                    or self.printed_bytes > self.plan.limits.output_bytes
+                ):
                     return "output_limit"
 
     def _take(self, descriptor: int, name: str) -> bool:

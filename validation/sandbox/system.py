@@ -69,7 +69,9 @@ def mount(kind: str | None, target: str, flags: int, options: str = "") -> None:
     """mount(2) of a file system without a device, or, with no kind, a change of how mounts propagate."""
     name = kind.encode() if kind else None
     _checked(
-        _libc.mount(name, target.encode(), name, ctypes.c_ulong(flags), options.encode()), "mount", kind or "propagation"
+        _libc.mount(name, target.encode(), name, ctypes.c_ulong(flags), options.encode()),
+        "mount",
+        kind or "propagation",
     )
 
 

@@ -10,6 +10,7 @@ import json
 import os
 import select
 import signal
+import site
 import socket
 import sys
 import traceback
@@ -27,9 +28,8 @@ def main(control_descriptor: int, judge: int) -> None:
     control.set_inheritable(False)
     settings = json.loads(control.recv(1 << 16))
     try:
-        for path in settings["paths"]:
-            if path not in sys.path:
-                sys.path.append(path)
+        for folder in settings["sites"]:
+            site.addsitedir(folder)
         for module in settings["preload"]:
             importlib.import_module(module)
         packages = {module.partition(".")[0] for module in settings["preload"]}
@@ -38,12 +38,12 @@ def main(control_descriptor: int, judge: int) -> None:
         if tasks != 1:
             raise RuntimeError(f"the preloaded modules left {tasks} threads; a jail is entered by one")
     except BaseException as error:
-        control.send(json.dumps({"failed": "".join(traceback.format_exception(error))[-8000:]}).encode())
+        control.send(json.dumps({"failed": traceback.format_exception_only(error)[-1]}).encode())
         return
     gc.collect()
     gc.freeze()
     gc.disable()
-    control.send(json.dumps({"prefix": sys.prefix, "roots": readable, "pid": os.getpid()}).encode())
+    control.send(json.dumps({"prefix": sys.prefix, "roots": readable}).encode())
     _serve(control, judge, readable)
 
 

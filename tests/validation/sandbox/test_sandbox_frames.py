@@ -5,10 +5,9 @@ import math
 import struct
 
 import pytest
+from fasttrack_validation.sandbox import frames
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from fasttrack_validation.sandbox import frames
 
 _TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 _JSON = st.recursive(

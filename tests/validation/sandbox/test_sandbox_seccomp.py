@@ -5,7 +5,6 @@ import re
 from pathlib import Path
 
 import pytest
-
 from fasttrack_validation.sandbox import seccomp, syscalls
 
 ALLOW, KILL = "allow", "kill"
