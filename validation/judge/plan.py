@@ -8,6 +8,7 @@ Rules that the executors rely on:
 - a divisibility claim holds for every launch of the variant, so a compiled variant is valid for all of them.
 """
 
+import ast
 import math
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -71,16 +72,25 @@ class Problem(Frozen):
     message: str
 
 
-def validate(
-    pack: KernelPack, specs: tuple[TensorSpec, ...], source_functions: SourceFunctions
-) -> tuple[Problem, ...]:
+def source_functions(files: Mapping[str, str]) -> SourceFunctions:
+    """The kernels of extracted (vetted) kernel sources: every function at the top of a file, with its parameters."""
+    return {
+        file: {
+            node.name: tuple(arg.arg for arg in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs))
+            for node in ast.parse(text).body
+            if isinstance(node, ast.FunctionDef)
+        }
+        for file, text in files.items()
+    }
+
+
+def validate(pack: KernelPack, specs: tuple[TensorSpec, ...], functions: SourceFunctions) -> tuple[Problem, ...]:
     """What is wrong with `pack` as a plan over the tensors `specs`; empty when an executor may run it.
 
-    `source_functions` names the kernels of the extracted source and their parameters. At most `MAX_PROBLEMS` problems
-    are listed.
+    `functions` names the kernels of the extracted source and their parameters. At most `MAX_PROBLEMS` are listed.
     """
     problems = []
-    for reason, message in _problems(pack, specs, source_functions):
+    for reason, message in _problems(pack, specs, functions):
         problems.append(Problem(reason=f"plan.{reason}", message=message))
         if len(problems) == MAX_PROBLEMS:
             break
@@ -158,7 +168,8 @@ def _variant(key: str, variant: KernelVariant, functions: SourceFunctions) -> Fo
             yield "type", f"{where}: parameter {_quote(parameter)} has type {_quote(kind)}"
     constants = {parameter for parameter, kind in variant.signature.items() if kind == "constexpr"}
     if constants != set(variant.constexprs):
-        yield "constexpr", f"{where}: values for {_quote(sorted(variant.constexprs))}, constants {_quote(sorted(constants))}"
+        given = sorted(variant.constexprs)
+        yield "constexpr", f"{where}: values for {_quote(given)}, constants {_quote(sorted(constants))}"
     for parameter, value in variant.constexprs.items():
         if not _plain(value):
             yield "constexpr", f"{where}: constexpr {_quote(parameter)} is {_quote(value)}"

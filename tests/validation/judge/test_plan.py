@@ -6,7 +6,7 @@ import json
 import pytest
 from fasttrack_validation.contracts.base import TensorSpec
 from fasttrack_validation.judge.pack import KernelPack
-from fasttrack_validation.judge.plan import MAX_LAUNCHES, MAX_PROBLEMS, addressed_to, validate
+from fasttrack_validation.judge.plan import MAX_LAUNCHES, MAX_PROBLEMS, addressed_to, source_functions, validate
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
@@ -42,7 +42,8 @@ HONEST = {
         "gemv_1": {
             "file": "k.py", "function": "gemv",
             "signature": {
-                "x": "*fp32", "w": "*i32", "o": "*fp32", "n": "i32", "scale": "fp32", "last": "u1", "BLOCK": "constexpr",
+                "x": "*fp32", "w": "*i32", "o": "*fp32", "n": "i32", "scale": "fp32", "last": "u1",
+                "BLOCK": "constexpr",
             },
             "constexprs": {"BLOCK": 64}, "divisible_by_16": ["x", "o", "n"], "options": OPTIONS,
         },
@@ -195,6 +196,11 @@ def test_the_answer_is_for_the_question():
     assert len(addressed_to(pack, "other", "b8", "1" * 64)) == 3
 
 
+def test_kernels_of_a_source_and_their_parameters():
+    text = "import triton\n@triton.jit\ndef f(a, b, /, c, *, D):\n    pass\nX = 1\n@triton.jit\ndef g():\n    pass\n"
+    assert source_functions({"k.py": text, "e.py": ""}) == {"k.py": {"f": ("a", "b", "c", "D"), "g": ()}, "e.py": {}}
+
+
 def leaves(value, path=()):
     if isinstance(value, dict | list) and value:
         for key, child in value.items() if isinstance(value, dict) else enumerate(value):
@@ -204,9 +210,9 @@ def leaves(value, path=()):
 
 PATHS = [path for path in leaves(HONEST) if path]
 VALUES = st.one_of(
-    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8),
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text("ab_.* 1\ud7ff", max_size=8),
     st.sampled_from(["x", "main", "*fp32", "constexpr", "u1", "fp32", "gemv_1", 2**31, -1, [], {}]),
-    st.lists(st.integers(), max_size=3), st.dictionaries(st.text(max_size=3), st.integers(), max_size=2),
+    st.lists(st.integers(), max_size=3), st.dictionaries(st.text("ab", max_size=3), st.integers(), max_size=2),
 )  # fmt: skip
 
 
@@ -244,6 +250,7 @@ def test_a_mutated_pack_is_equal_or_refused_or_still_within_the_rules(mutations)
                     assert 0 <= argument.offset < max(sizes[argument.buffer], 1)
 
 
+@settings(deadline=None)
 @given(st.sampled_from([path for path in PATHS if path[0] in ("kernels", "launches")]), st.integers(2**40, 2**70))
 def test_no_integer_of_the_plan_may_grow_beyond_its_limit(path, huge):
     """Wherever the honest pack has an integer that bounds work or memory, a huge one is refused."""

@@ -90,13 +90,14 @@ def _received(key: str, target: int, outcome: JobOutcome) -> DeviceCode | Compil
     def problem(reason: str, message: str) -> CompileProblem:
         return CompileProblem(reason=reason, message=message, kernel=key, target=target_name(target))
 
+    # MLIR and LLVM say on standard error what is wrong; the exception, if there is one, says only which pass failed.
+    said = _excerpt(outcome.stderr)
     if outcome.status != "ok":
-        # LLVM reports what it died of on standard error, last.
-        said = "\n".join(text for text in (outcome.error, outcome.stderr) if text)
-        return problem("compile.crashed", f"the compiler ended with {outcome.status!s}: {said[-_MAX_FAULT:]}")
+        lines = (f"the compiler ended with {outcome.status!s}", outcome.error, said)
+        return problem("compile.crashed", "\n".join(line for line in lines if line))
     try:
         if fault := outcome.value["problems"].get(key):
-            return problem(fault["reason"], fault["message"])
+            return problem(fault["reason"], f"{fault['message']}\n{said}".rstrip())
         ptx, cubin, sass = outcome.blobs
         texts = {"ptx": ptx.decode(), "sass": sass.decode(), "cubin": cubin}
         return DeviceCode.model_validate({"kernel": key, **outcome.value["kernels"][key], **texts})
@@ -104,9 +105,16 @@ def _received(key: str, target: int, outcome: JobOutcome) -> DeviceCode | Compil
         return problem("compile.answer", f"the compile job's answer is malformed: {error!r}")
 
 
+def _excerpt(text: str) -> str:
+    """The start, where the fault is named, and the end of a long diagnosis."""
+    half = _MAX_FAULT // 2
+    return text if len(text) <= _MAX_FAULT else f"{text[:half]}\n[...]\n{text[-half:]}"
+
+
 def _cache_key(files: Mapping[str, str], variant: KernelVariant, target: int) -> str:
     source = digest_files({name: text.encode() for name, text in files.items()})
-    return sha256(canonical_json([_CACHE_SCHEMA, source, variant.digest(), target, metadata.version("triton")]).encode())
+    parts = [_CACHE_SCHEMA, source, variant.digest(), target, metadata.version("triton")]
+    return sha256(canonical_json(parts).encode())
 
 
 def _read(path: Path) -> DeviceCode | None:

@@ -121,7 +121,8 @@ class _Recorder:
         prepared = {}
         for name, tensor in tensors.items():
             if type(tensor) is not torch.Tensor or tensor.device.type != "cpu" or tensor.layout is not torch.strided:
-                raise Refused("record.prepared", f"prepare returned {name!r} as {type(tensor).__name__}, not a CPU tensor")
+                kind = type(tensor).__name__
+                raise Refused("record.prepared", f"prepare returned {name!r} as {kind}, not a dense CPU tensor")
             prepared[name] = self._declaration("prepare", name, tuple(tensor.shape), tensor.dtype)
             if self.static is not None:
                 flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)

@@ -1,6 +1,5 @@
 """From bound launches to the plan: names for pointers, plain values for the rest, a refusal for anything else."""
 
-import inspect
 import math
 import operator
 import sys
@@ -79,15 +78,14 @@ class Recording:
         name, code = jit.fn.__qualname__, jit.fn.__code__
         file = self.files.relative(code.co_filename)
         if type(jit).__name__ != "JITFunction":
-            self.refuse("record.kernel_type", f"kernel {name!r} is a {type(jit).__name__}; only @triton.jit is supported")
+            self.refuse("record.kernel_type", f"kernel {name!r} is a {type(jit).__name__}; use @triton.jit")
         if file is None:
             self.refuse("record.foreign_kernel", f"kernel {name!r} is not defined in the candidate's files")
         if not name.isidentifier() or jit.fn.__closure__ is not None:
             self.refuse("record.nested_kernel", f"kernel {name!r} must be a plain function at the top of {file}")
-        visible = getattr(inspect.getmodule(jit.fn), name, None)
-        while visible is not None and not hasattr(visible, "arg_names") or type(visible) is not type(jit):
-            if not hasattr(visible, "fn"):
-                break
+        # @heuristics and @autotune wrap the kernel that the name stands for.
+        visible = jit.fn.__globals__.get(name)
+        while visible is not jit and hasattr(visible, "fn"):
             visible = visible.fn
         if visible is not jit or code.co_name != name or jit.src not in "".join(jit.raw_src):
             self.refuse("record.kernel_identity", f"{file} does not show kernel {name!r} as it is launched")
@@ -137,7 +135,7 @@ class Recording:
         if type(tensor) is not torch.Tensor or tensor.device.type != "cpu":
             self.refuse(
                 "record.fake_tensor",
-                f"{kernel}: {parameter!r} is a {type(tensor).__name__} on {tensor.device.type!r}, not one of the buffers",
+                f"{kernel}: {parameter!r} is a {type(tensor).__name__} on {tensor.device.type!r}, not an op's buffer",
             )
         pointee = kind.removeprefix("*").removeprefix("k")
         if pointee not in _POINTEES:

@@ -11,7 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 # Methods that reach the data without an ATen operation that a dispatch mode would see.
 READS = frozenset(
-    "item tolist numpy cpu cuda __array__ __bool__ __int__ __float__ __index__ __complex__ __dlpack__ pin_memory".split()
+    ("item", "tolist", "numpy", "cpu", "cuda", "pin_memory", "__array__", "__dlpack__")
+    + ("__bool__", "__int__", "__float__", "__index__", "__complex__")
 )
 READING_OPERATIONS = frozenset(("_local_scalar_dense", "equal", "is_nonzero", "_to_copy"))
 CUDA_CLASSES = ("Stream", "Event", "ExternalStream", "CUDAGraph", "graph", "stream", "device")

@@ -1,6 +1,7 @@
-"""Records candidates in a forked child, as the sandbox does, without the confinement."""
+"""Records candidates in a child process, as the sandbox does, without the confinement."""
 
 import multiprocessing
+import tempfile
 
 import pytest
 
@@ -24,37 +25,39 @@ TENSORS = [
 ]
 
 
-def _child(pipe, payload, memory, scratch):
+def _serve(pipe):
+    """Runs one recording after another: each starts from a fresh candidate package."""
     from fasttrack_validation.judge.recorder import job
 
-    pipe.send(job.run(payload, memory, scratch))
+    while request := pipe.recv():
+        pipe.send(job.run(*request))
+
+
+@pytest.fixture(scope="session")
+def recorder_process():
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    child = context.Process(target=_serve, args=(theirs,), daemon=True)
+    child.start()
+    theirs.close()
+    yield ours
+    ours.send(None)
+    child.join()
 
 
 @pytest.fixture
-def record(tmp_path):
+def record(tmp_path, recorder_process):
     """record(code, files=..., config=..., static=..., memory=...) -> (answer, blobs)."""
-    # Imported before the fork, so that children do not pay for it.
-    from fasttrack_validation.judge.recorder import job  # noqa: F401
 
     def call(code, *, files=None, entry="kernel.py", config=None, axes=None, static=None, memory=(), tensors=TENSORS):
         workload = {"name": "b4", "axes": axes or {"rows": 4}, "tensors": tensors}
         if static is not None:
             workload["static"] = static
-        payload = {
-            "candidate": {
-                "op": "copy", "entry": entry, "files": files or {"kernel.py": HEADER + code}, "config": config or {},
-            },
-            "workloads": [workload],
-            "hardware": HARDWARE,
-        }  # fmt: skip
-        context = multiprocessing.get_context("fork")
-        ours, theirs = context.Pipe()
-        child = context.Process(target=_child, args=(theirs, payload, memory, tmp_path))
-        child.start()
-        theirs.close()
-        try:
-            return ours.recv()
-        finally:
-            child.join()
+        files = files or {"kernel.py": HEADER + code}
+        candidate = {"op": "copy", "entry": entry, "files": files, "config": config or {}}
+        payload = {"candidate": candidate, "workloads": [workload], "hardware": HARDWARE}
+        # A directory of its own for each recording: Python remembers source lines by file name.
+        recorder_process.send((payload, memory, tempfile.mkdtemp(dir=tmp_path)))
+        return recorder_process.recv()
 
     return call

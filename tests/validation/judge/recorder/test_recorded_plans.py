@@ -241,7 +241,8 @@ def test_prepare_without_values_gives_the_same_plan_and_no_bytes(record):
     without, blobs = record(PREPARE)
     assert pack_of(with_values) == pack_of(without)
     assert blobs == [] and without["prepared"] == []
-    assert {name: buffer.shape for name, buffer in pack_of(without).prepared.items()} == {"packed": (8, 8), "scale": (8,)}
+    prepared = pack_of(without).prepared
+    assert {name: buffer.shape for name, buffer in prepared.items()} == {"packed": (8, 8), "scale": (8,)}
 
 
 def test_prints_are_fine(record):

@@ -43,7 +43,7 @@ REFUSALS = {
     "synchronise": ("record.torch_cuda", "synchronize", launch("torch.cuda.synchronize()", GO)),
     "current stream": ("record.torch_cuda", "current_stream", launch("torch.cuda.current_stream()", GO)),
     "new stream": ("record.torch_cuda", "Stream", launch("torch.cuda.Stream()", GO)),
-    "device properties": ("record.torch_cuda", "get_device_properties", launch("torch.cuda.get_device_properties(0)", GO)),
+    "device properties": ("record.torch_cuda", "get_device_prop", launch("torch.cuda.get_device_properties(0)", GO)),
     "function kept from torch.cuda": (
         "record.torch_cuda", "torch.cuda",
         launch("synchronize()", GO, before="from torch.cuda import synchronize")),
@@ -110,7 +110,7 @@ def copy(x, o, n, BLOCK: tl.constexpr):
         launch("copy[(1,)](triton.reinterpret(buffers.x, tl.float8e4nv), buffers.o, 5, BLOCK=32)")),
     "launch while preparing": (
         "record.launch_outside", "copy",
-        launch(GO, before="def prepare(ctx, static, axes, config):\n    copy[(1,)](static.w, static.w, 5, BLOCK=32)\n")),
+        launch(GO, before="def prepare(ctx, static, a, c):\n    copy[(1,)](static.w, static.w, 5, BLOCK=32)\n")),
     "launch while importing": (
         "record.launch_outside", "copy",
         launch(GO, before="copy[(1,)](torch.empty(64), torch.empty(64), 5, BLOCK=32)")),
@@ -123,7 +123,7 @@ def copy(x, o, n, BLOCK: tl.constexpr):
     "plan by address": (
         "record.not_deterministic", "launch 0",
         launch("seen.append(buffers.x.data_ptr())",
-               "copy[(1 + (seen[0] != buffers.x.data_ptr()),)](buffers.x, buffers.o, 5, BLOCK=32)", before="seen = []")),
+               "copy[(1 + (seen[0] != seen[-1]),)](buffers.x, buffers.o, 5, BLOCK=32)", before="seen = []")),
     "scratch under a tensor's name": (
         "record.buffer_name", "'x'", launch(GO, before="def scratch(a, c): return {'x': ((4,), torch.float32)}")),
     "scratch without a size": (
