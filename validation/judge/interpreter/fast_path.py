@@ -1,4 +1,4 @@
-"""Short cuts for float32 and int32 arithmetic and comparisons between tensors: most of what a decode kernel does.
+"""Short cuts for float32, int32 and pointer arithmetic and for comparisons: most of what a decode kernel does.
 
 They give the stock semantics' results (same ufunc, same operands) without its type promotion and broadcasting in
 Python, which cost far more than the arithmetic on a tile. Any other type, and mixed types, take the long way.
@@ -11,59 +11,70 @@ from triton.runtime.interpreter import TensorHandle
 
 _FLOAT32 = np.dtype(np.float32)
 _INT32 = np.dtype(np.int32)
+_UINT64 = np.dtype(np.uint64)
 _TYPES = {_FLOAT32: tl.float32, _INT32: tl.int32}
 _tensor = tl.tensor
-_new_tensor = tl.tensor.__new__
 _new_handle = TensorHandle.__new__
 _stock_np_dtype = interpreter._get_np_dtype
 _np_dtypes: dict[str, np.dtype] = {}
 
 
-def _result(data: np.ndarray, like: tl.tensor, dtype: tl.dtype) -> tl.tensor:
-    """A tensor of `data` with the shape of `like`."""
+def _block_type(dtype: tl.dtype, shape: tuple[int, ...]) -> tl.block_type:
+    """The block type of `dtype` and `shape`, made once."""
+    known = dtype.__dict__.setdefault("_interpreter_blocks", {})
+    found = known.get(shape)
+    if found is None:
+        found = known[shape] = tl.block_type(dtype, list(shape))
+    return found
+
+
+def _result(data: np.ndarray, dtype: tl.dtype, block: bool) -> tl.tensor:
     handle = _new_handle(TensorHandle)  # its constructor only checks the element size
     handle.data, handle.dtype, handle.attr = data, dtype, {}
-    if dtype is not like.dtype:
-        kinds = like.type.__dict__.setdefault("_interpreter_kinds", {})
-        kind = kinds.get(dtype.name)
-        if kind is None:
-            kind = kinds[dtype.name] = like.type.with_element_ty(dtype) if like.type.is_block() else dtype
-        return tl.tensor(handle, kind)
-    tensor = _new_tensor(_tensor)
-    tensor.__dict__.update(like.__dict__)
-    tensor.handle = handle
-    return tensor
+    return _tensor(handle, _block_type(dtype, data.shape) if block else dtype)
 
 
 def _shortened(stock, op: np.ufunc, reflected: bool, types: tuple[np.dtype, ...], result: tl.dtype | None):
+    """`stock`, an operator of tl.tensor, with numpy alone for operands of one of `types`.
+
+    numpy broadcasts blocks as Triton does, and a scalar is an array of one element.
+    """
+
     def method(self, other):
         data = self.handle.data
         element = data.dtype
         if element not in types:
             return stock(self, other)
-        like = self
+        block = self.type.is_block()
         kind = type(other)
         if kind is _tensor:
             operand = other.handle.data
             if operand.dtype is not element:
                 return stock(self, other)
-            if operand.shape != data.shape or self.type.is_block() != other.type.is_block():
-                # numpy broadcasts as Triton does; the result has the type of an operand unless both are stretched.
-                if not self.type.is_block():
-                    like = other
-                elif other.type.is_block():
-                    if operand.ndim != data.ndim:
-                        return stock(self, other)
-                    shape = np.broadcast_shapes(data.shape, operand.shape)
-                    if shape == operand.shape:
-                        like = other
-                    elif shape != data.shape:
-                        return stock(self, other)
+            block = block or other.type.is_block()
         elif (kind is float and element is _FLOAT32) or (kind is int and -(2**31) <= other < 2**31):
             operand = element.type(other)
         else:
             return stock(self, other)
-        return _result(op(operand, data) if reflected else op(data, operand), like, result or _TYPES[element])
+        return _result(op(operand, data) if reflected else op(data, operand), result or _TYPES[element], block)
+
+    return method
+
+
+def _pointer_plus(stock):
+    """`pointer + int32 offsets`, counted in elements; a scalar or block of either."""
+
+    def method(self, other):
+        data = self.handle.data
+        if data.dtype is not _UINT64 or type(other) is not _tensor or other.handle.data.dtype is not _INT32:
+            return stock(self, other)
+        dtype = self.dtype
+        if not dtype.is_ptr():
+            return stock(self, other)
+        size = max(1, dtype.element_ty.primitive_bitwidth // 8)
+        # i32 offsets are sign-extended before they are scaled, as by the compiler.
+        step = np.multiply(other.handle.data, size, dtype=np.int64).view(_UINT64)
+        return _result(data + step, dtype, self.type.is_block() or other.type.is_block())
 
     return method
 
@@ -86,6 +97,7 @@ _COMPARISON = {
 
 def install() -> None:
     """Puts the short cuts in front of the (already patched) operators of tl.tensor."""
+    tl.tensor.__add__ = _pointer_plus(tl.tensor.__add__)
     for name, op in _ARITHMETIC.items():
         types = (_FLOAT32,) if name == "truediv" else (_FLOAT32, _INT32)
         for attribute, reflected in ((f"__{name}__", False), (f"__r{name}__", True)):
@@ -93,4 +105,5 @@ def install() -> None:
     for name, op in _COMPARISON.items():
         stock = getattr(tl.tensor, f"__{name}__")
         setattr(tl.tensor, f"__{name}__", _shortened(stock, op, False, (_FLOAT32, _INT32), tl.int1))
+    tl.block_type.with_element_ty = lambda self, dtype: _block_type(dtype, tuple(self.shape))
     interpreter._get_np_dtype = _np_dtype

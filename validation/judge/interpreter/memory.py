@@ -199,7 +199,7 @@ def load(self, pointers: TensorHandle, *_policy, **_options) -> TensorHandle:
 
 
 def masked_load(self, pointers: TensorHandle, mask: TensorHandle, other: TensorHandle | None, *_policy, **_options):
-    """Load of the lanes whose mask is set; the others get `other`, or 0."""
+    """Load of the lanes whose mask is set; the others get `other`, or 0 as NVIDIA's backend gives."""
     element, stored = _stored_type(pointers)
     addresses, active = pointers.data, np.asarray(mask.data)
     found = _Current.memory.check(addresses, active, stored.itemsize, "read")

@@ -297,3 +297,64 @@ def test_the_stock_interpreter_fails_the_same_test(stock_interpreter, name):
         assert "AttributeError" in str(crash)  # 3.8 has no bf16 constants
         return
     assert (bits(ours) != bits(expected(a, b))).any()
+
+
+STOCK_ROWS = {
+    "sum": ("tl.sum(x, 0)", halving_sum, BF16),
+    "argmin": ("tl.argmin(x, 0)", lambda x: x.argmin(1).int(), I32),
+    "fma": ("tl.sum(tl.fma(x, x, x).to(tl.float32), 0)", lambda x: (x.double() ** 2 + x).bfloat16().float().sum(1), F32),
+    "from_int": ("tl.sum(tl.arange(0, N).to(tl.bfloat16).to(tl.float32), 0)", lambda x: torch.full((4,), 8128.0), F32),
+}
+
+
+@pytest.mark.parametrize(("expression", "expected", "dtype"), STOCK_ROWS.values(), ids=STOCK_ROWS.keys())
+def test_the_stock_interpreter_fails_on_rows_too(interpreter, stock_interpreter, expression, expected, dtype):
+    x = moderate(2, BF16, 4 * 128).reshape(4, 128)
+    ours = rows(interpreter, SCALAR, expression, x, torch.zeros(4, dtype=dtype))
+    assert torch.allclose(ours.double(), expected(x).double(), rtol=1e-6, atol=1e-4)
+    source = SCALAR.replace("{expression}", expression)
+    reply, after = stock_interpreter.run(
+        source, {"X": x, "Y": torch.zeros(4, dtype=dtype)}, constexprs={"N": 128}, grid=(4, 1, 1)
+    )
+    assert reply["status"] == "crash" or not torch.allclose(after["Y"].double(), expected(x).double(), rtol=1e-2)
+
+
+SHAPES = """
+@triton.jit
+def kernel(A, B, Y, Z):
+    i = tl.arange(0, 32)
+    at = i[:, None] * 32 + i[None, :]
+    s = tl.load(A + 5)
+    row = tl.load(A + i)
+    column = tl.load(B + i * 32)[:, None]
+    block = tl.load(B + at)
+    tl.store(Y + at, {expression})
+    tl.store(Z + at, ({expression} > s).to(tl.int32) + (row[None, :] != block).to(tl.int32))
+"""
+
+
+@pytest.mark.parametrize("dtype", [F32, I32])
+@pytest.mark.parametrize(
+    "expression",
+    ["block + block", "block * s", "s - block", "column * row", "row[None, :] + column", "3 - block", "block * 7",
+     "(column - s) + block * row"],
+)  # fmt: skip
+def test_short_cuts_broadcast_as_torch_does(interpreter, dtype, expression):
+    a, b = (moderate(seed, F32, 1024).mul(100).to(dtype).reshape(32, 32) for seed in (1, 2))
+    buffers = {"A": a, "B": b, "Y": torch.zeros(32, 32, dtype=dtype), "Z": torch.zeros(32, 32, dtype=I32)}
+    reply, after = interpreter.run(SHAPES.replace("{expression}", expression), buffers)
+    assert reply["status"] == "ok", reply
+    values = {"s": a[0, 5], "row": a[0], "column": b[:, :1], "block": b}
+    expected = eval(expression, {}, values)
+    assert_same(after["Y"], expected.expand(32, 32).contiguous())
+    assert torch.equal(after["Z"], (expected > a[0, 5]).int() + (a[:1] != b).int())
+
+
+def test_float32_division_is_correctly_rounded(interpreter):
+    a, b = moderate(1, F32), moderate(2, F32)
+    assert_same(interpreter.elementwise("a / b", {"a": a, "b": b}, F32), a / b)
+
+
+def test_int32_wraps(interpreter):
+    a = torch.full((1024,), 2**31 - 1, dtype=I32)
+    assert interpreter.elementwise("a + a * 3", {"a": a}, I32)[0].item() == -4
