@@ -30,6 +30,8 @@ CONTRACT, JUDGE = "contract", "judge"
 JUDGE_ROOMS = ("judge", "sandbox", "numerics", "timing", "claims")
 MAX_BYTES = 4 << 20
 
+Name = Annotated[str, Field(pattern="^[a-z][a-z0-9_]*$")]
+SourcePath = Annotated[str, Field(pattern=r"^[A-Za-z0-9_]+(/[A-Za-z0-9_]+)*\.(py|cu)$")]
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 _AGAIN = "run `fasttrack propose` or `fasttrack evaluate` again; evidence is written by the tool, never by hand"
 _INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*"([^"\n]+)"', re.MULTILINE)
@@ -78,9 +80,9 @@ class Predicate(Frozen):
     """A result with everything needed to read it."""
 
     stage: Stage
-    model: str
-    op: str | None = Field(description="None for results about the whole model")
-    kernels: tuple[str, ...] = Field(min_length=1, description="entry files; subjects are these and their imports")
+    model: Name
+    op: Name | None = Field(description="None for results about the whole model")
+    kernels: tuple[SourcePath, ...] = Field(min_length=1, description="entry files; subjects are these and their imports")
     verdict: Verdict
     toolchain: dict[str, str]
     hardware: dict[str, str]

@@ -14,8 +14,14 @@ _STANDARD = frozenset(
      "typing"}
 )  # fmt: skip
 _NAMES = frozenset(
-    "__import__ __builtins__ __loader__ __spec__ exec eval compile open input breakpoint globals locals vars setattr "
-    "delattr exit quit help memoryview importlib os sys subprocess socket ctypes builtins".split()
+    "__import__ __builtins__ __loader__ __spec__ exec eval compile open breakpoint globals locals vars setattr "
+    "delattr".split()
+)
+# Modules that allowed libraries import for themselves, and that must not be reached through them.
+_MODULES = frozenset(
+    "os sys importlib subprocess socket ctypes builtins shutil inspect gc threading multiprocessing pickle pathlib types "
+    "tempfile io signal atexit weakref operator time random json platform glob site runpy code codecs marshal mmap "
+    "urllib http asyncio concurrent logging warnings traceback linecache tokenize ast dis".split()
 )
 _DUNDERS = frozenset(
     "__name__ __doc__ __init__ __post_init__ __call__ __len__ __iter__ __eq__ __hash__ __repr__ __str__ __enter__ "
@@ -29,11 +35,9 @@ _LIBRARY = (
     "torch.ops.load_library", "torch.distributed.rpc", "torch._C", "torch._dynamo", "torch._inductor", "torch.fx",
     "torch.utils._python_dispatch", "torch.set_default_dtype", "torch.set_default_device", "torch.manual_seed",
     "torch.set_default_tensor_type", "torch.set_num_threads", "torch.use_deterministic_algorithms",
-    "torch.set_float32_matmul_precision", "torch.cuda.memory.change_current_allocator", "torch.sys", "torch.os",
-    "torch.importlib", "torch.ctypes", "torch.builtins", "torch.compile", "torch.profiler", "torch.autograd.profiler",
+    "torch.set_float32_matmul_precision", "torch.cuda.memory.change_current_allocator", "torch.compile", "torch.profiler", "torch.autograd.profiler",
     "triton.runtime", "triton.compiler", "triton.backends", "triton.knobs", "triton.testing", "triton.profiler",
     "triton.tools", "triton._C", "triton.language.core.builtin",
-    "functools.sys", "collections._sys", "dataclasses.sys", "enum.sys", "typing.sys", "abc._abc",
 )  # fmt: skip
 
 
@@ -154,8 +158,12 @@ def _attribute(name: str) -> list[str]:
 
 
 def _denied(origin: str | None) -> list[str]:
-    return [f"{origin} ({rule})" if origin != rule else rule for rule in _LIBRARY
-            if origin and (origin == rule or origin.startswith(f"{rule}."))][:1]  # fmt: skip
+    """The origin itself when it is, or passes through, something that no kernel needs."""
+    if not origin or origin.startswith("."):
+        return []
+    through = {part.lstrip("_") for part in origin.split(".")[1:]} & _MODULES
+    listed = any(origin == rule or origin.startswith(f"{rule}.") for rule in _LIBRARY)
+    return [origin] if through or listed else []
 
 
 def _patches(node: ast.AST, imported: dict[str, str]) -> Iterator[Found]:

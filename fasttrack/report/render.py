@@ -14,7 +14,8 @@ from ..confinement.names import invisible
 from .data import ReportData
 from .drawing import BOX, draw
 
-_MARKDOWN = re.compile(r"([\\`*_\[\]|~]|^[#+-]|(?<=^\d)[.)](?=\s))")
+_MARKDOWN = re.compile(r"([\\`*_\[\]|~]|^[#+-])")
+_LIST_NUMBER = re.compile(r"^(\d+)([.)])(?=\s|$)")
 
 
 def visible(text: object) -> str:
@@ -25,8 +26,13 @@ def visible(text: object) -> str:
 def markdown(text: object) -> str:
     """Text as Markdown that shows it literally on one line: no markup, no HTML, no mentions, no links."""
     flat = " ".join(visible(text).split())
-    flat = html.escape(_MARKDOWN.sub(r"\\\1", flat), quote=False).replace("@", "&#64;")
+    flat = html.escape(_LIST_NUMBER.sub(r"\1\\\2", _MARKDOWN.sub(r"\\\1", flat)), quote=False).replace("@", "&#64;")
     return flat.replace("://", "&#58;//").replace("www.", "www&#46;")
+
+
+def paragraphs(text: str) -> list[str]:
+    """A person's text at its blank lines."""
+    return [part.strip() for part in re.split(r"\n\s*\n", visible(text)) if part.strip()]
 
 
 def code(text: object) -> str:
@@ -90,7 +96,8 @@ def environment() -> jinja2.Environment:
         lstrip_blocks=True, keep_trailing_newline=True,
         autoescape=lambda name: bool(name) and name.endswith(".html.j2"), finalize=_finalize,
     )  # fmt: skip
-    made.filters |= {"md": markdown, "code": code, "link": link, "us": microseconds, "error": error, "count": count}
+    made.filters |= {"md": markdown, "code": code, "link": link, "us": microseconds, "error": error, "count": count,
+                     "paragraphs": paragraphs}  # fmt: skip
     made.globals |= {"draw": draw, "ratio": ratio, "cell_lines": cell_lines, "BOX": BOX}
     return made
 

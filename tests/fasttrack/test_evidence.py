@@ -152,6 +152,8 @@ def edited(change) -> bytes:
     (lambda d: d["subject"][0]["digest"].update(sha256="XYZ"), "sha256"),
     (lambda d: d["predicate"]["verdict"].update(status="perfect"), "status"),
     (lambda d: d["predicate"]["performance"][0].update(tp=0), "tp"),
+    (lambda d: d["predicate"].update(op="../../core"), "predicate.op"),
+    (lambda d: d["predicate"].update(kernels=["kernels/k.py\n```"]), "predicate.kernels.0"),
 ])  # fmt: skip
 def test_reading_is_strict(change, says):
     with pytest.raises(UserError, match=says) as caught:

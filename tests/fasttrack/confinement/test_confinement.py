@@ -298,3 +298,10 @@ def test_every_rule_has_a_case():
         f"confinement.{name}" for name in ("history", "conflict", "unrelated_history", "range_too_long", "empty")
     }
     assert tested == {rule for rule in RULES if rule.startswith("confinement.")}
+
+
+def test_the_rooms_page_lists_every_rule():
+    page = (Path(check_contents.__code__.co_filename).parent / "README.md").read_text("utf-8")
+    rows = {line.split("`")[1]: line for line in page.splitlines() if line.startswith("| `")}
+    assert set(rows) == set(RULES)
+    assert all(rule.title in rows[rule.id] and rule.remedy in rows[rule.id] for rule in RULES.values())

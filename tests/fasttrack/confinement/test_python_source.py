@@ -27,9 +27,9 @@ from ..schedule import Plan
 
 
 @triton.jit
-def kernel(x, y, n, BLOCK: tl.constexpr):
+def kernel(input, y, n, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(y + at, tl.load(x + at, mask=at < n), mask=at < n)
+    tl.store(y + at, tl.load(input + at, mask=at < n), mask=at < n)
 
 
 @dataclass(frozen=True)
@@ -85,6 +85,10 @@ EXPLOITS = [
     ("content.forbidden_name", "import torch\ntorch.set_default_dtype(torch.float64)"),
     ("content.forbidden_name", "import triton\ntriton.runtime.driver.set_active(None)"),
     ("content.forbidden_name", "import functools\nfunctools.sys.modules"),
+    ("content.forbidden_name", "import collections\ncollections._sys.modules"),
+    ("content.forbidden_name", "import torch.nn.functional as F\nF.importlib.import_module('os')"),
+    ("content.forbidden_name", "from torch.utils import os"),
+    ("content.forbidden_name", "from dataclasses import sys as s"),
     ("content.global_patch", "import torch\ntorch.nn.Linear.forward = None"),
     ("content.global_patch", "import torch\ntorch.backends.cuda.matmul.allow_tf32 = True"),
     ("content.global_patch", "from torch.cuda import Event\nEvent.elapsed_time = lambda *_: 1.0"),
