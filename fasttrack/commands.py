@@ -113,10 +113,8 @@ def models(*, as_json: bool) -> None:
 
 def ops(model: str, *, as_json: bool) -> None:
     """Prints the ops of a model with kernels and workloads."""
-    from fasttrack_validation import contracts
-
     directory = model_dir.load(model)
-    contract = contracts.load(directory.manifest.model.contract)
+    contract = services.contract(directory.manifest.model.contract)
     found = {
         name: {"kernels": list(op.kernels), "workloads": [workload.name for workload in contract.op(name).workloads()]}
         for name, op in directory.manifest.ops.items()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from fasttrack_validation.claims.cells import Cell
 from fasttrack_validation.judge.candidate import Candidate
-from fasttrack_validation.judge.verdict import Outcome, Verdict, rule
+from fasttrack_validation.judge.verdict import Outcome, Status, Verdict
 from fasttrack_validation.records import canonical_json, sha256
 
 from .agents.protocol import Evaluation
@@ -17,6 +17,9 @@ from .selection import Place, Time
 
 if TYPE_CHECKING:
     from fasttrack_validation.contracts import ModelContract
+
+
+_SEVERITY = {Outcome.PASS: 0, Outcome.NOT_RUN: 1, Outcome.FAIL: 2, Outcome.INVALID: 3}
 
 
 @dataclass(frozen=True)
@@ -95,7 +98,7 @@ class Confine(Protocol):
 def combined(picks: Sequence[Pick]) -> Verdict:
     """The verdict on an op as it is dispatched, from the confirmations of all its picks.
 
-    A check's outcome is the worst over them, the status what follows from the checks. `config` maps each place
+    A check's outcome is the worst over them; the status is accepted only if all are. `config` maps each place
     (hardware/TP/rows) to the JSON of its configuration; with one pick, digest and configuration are the pick's own.
     Raises ValueError when the confirmations are not about one op, contract and judge.
     """
@@ -109,7 +112,7 @@ def combined(picks: Sequence[Pick]) -> Verdict:
         max((c for v in verdicts for c in v.checks if c.check == name), key=lambda c: _SEVERITY[c.outcome])
         for name in dict.fromkeys(c.check for v in verdicts for c in v.checks)
     )
-    status, reason, message = rule(checks, tuple(check.check for check in checks))
+    ruling = next((verdict for verdict in verdicts if verdict.status is not Status.ACCEPTED), first)
     config, digest = picks[0].candidate.config, picks[0].candidate.digest()
     if len(picks) > 1:
         config = {place_name(place): canonical_json(pick.candidate.config) for pick in picks for place in pick.times}
@@ -117,8 +120,8 @@ def combined(picks: Sequence[Pick]) -> Verdict:
     stages = {stage for verdict in verdicts for stage in verdict.seconds}
     return first.model_copy(
         update={
-            "status": status, "reason": reason, "message": message, "candidate_digest": digest, "config": config,
-            "checks": checks, "workloads": tuple(w for v in verdicts for w in v.workloads),
+            "status": ruling.status, "reason": ruling.reason, "message": ruling.message,
+            "candidate_digest": digest, "config": config, "checks": checks, "workloads": tuple(w for v in verdicts for w in v.workloads),
             "audits": tuple({audit.digest(): audit for v in verdicts for audit in v.audits}.values()),
             "seconds": {stage: sum(v.seconds.get(stage, 0.0) for v in verdicts) for stage in sorted(stages)},
         }
@@ -129,6 +132,3 @@ def place_name(place: Place) -> str:
     """A place as one word: h200/tp8/2-4."""
     hardware, tp, (low, high) = place
     return f"{hardware}/tp{tp}/{low}-{high}"
-
-
-_SEVERITY = {Outcome.PASS: 0, Outcome.NOT_RUN: 1, Outcome.FAIL: 2, Outcome.INVALID: 3}

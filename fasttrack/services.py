@@ -16,14 +16,17 @@ if TYPE_CHECKING:
 
 def default() -> Services:
     """The services of an installed package. Raises UserError when Triton or torch do not fit."""
-    from fasttrack_validation import contracts
-
     from . import doctor
 
     doctor.require_toolchain()
-    return Services(
-        contract=contracts.load, judge=judge, packager=Writers(), confine=confine, why_no_timing=why_no_timing
-    )
+    return Services(contract=contract, judge=judge, packager=Writers(), confine=confine, why_no_timing=why_no_timing)
+
+
+def contract(name: str) -> "ModelContract":
+    """The contract called `name`."""
+    from fasttrack_validation import contracts
+
+    return contracts.load(name)
 
 
 def judge(contract: "ModelContract", unsafe_no_sandbox: bool):

@@ -15,6 +15,6 @@ parts = fakes.services(fakes.Judge(log, pause=0.15))
 if mode == "resume":
     outcome = lane.resume("toy", None, None, checkout, parts, Voice(quiet=True))
 else:
-    chosen = lane.Options(model="toy", op="copy", checkout=checkout, seed=7, rounds=12)
+    chosen = lane.Options(model="toy", op="copy", checkout=checkout, seed=7, rounds=10)
     outcome = lane.propose(chosen, parts, Voice(quiet=True))
 print(outcome.message)

@@ -51,7 +51,7 @@ entry = "copy.py"
 [parameters]
 BLOCK = [16, 32, 64, 128]
 num_warps = [1, 2, 4]
-flip = [true, false]
+flip = [false]
 
 [default]
 BLOCK = 32

@@ -16,7 +16,7 @@ from fasttrack_validation.judge.verdict import Status
 
 
 def options(checkout, **changes):
-    return lane.Options(**{"model": "toy", "op": "copy", "checkout": checkout, "seed": 7, "rounds": 40, **changes})
+    return lane.Options(**{"model": "toy", "op": "copy", "checkout": checkout, "seed": 7, "rounds": 20, **changes})
 
 
 def table_of(checkout, branch):
@@ -82,12 +82,12 @@ def test_the_users_checkout_is_not_touched(checkout):
 
 
 def test_same_seed_same_choice_and_a_transcript_replays_to_it(checkout, tmp_path):
-    first = lane.propose(options(checkout, rounds=10), fakes.services(fakes.Judge()), Voice(quiet=True))
+    first = lane.propose(options(checkout, rounds=8), fakes.services(fakes.Judge()), Voice(quiet=True))
     judge = fakes.Judge()
-    second = lane.propose(options(checkout, rounds=10), fakes.services(judge), Voice(quiet=True))
+    second = lane.propose(options(checkout, rounds=8), fakes.services(judge), Voice(quiet=True))
     transcript = Path(first.directory) / "transcript.jsonl"
     replayed = lane.propose(
-        options(checkout, rounds=10, agent="replay", transcript=transcript), fakes.services(fakes.Judge()),
+        options(checkout, rounds=8, agent="replay", transcript=transcript), fakes.services(fakes.Judge()),
         Voice(quiet=True),
     )  # fmt: skip
     assert table_of(checkout, first.branch) == table_of(checkout, second.branch) == table_of(checkout, replayed.branch)
@@ -216,10 +216,10 @@ def test_no_checkout(tmp_path):
 
 
 def test_ctrl_c_stops_cleanly_and_resume_makes_the_same_choices(checkout):
-    whole = lane.propose(options(checkout, rounds=12), fakes.services(fakes.Judge()), Voice(quiet=True))
+    whole = lane.propose(options(checkout, rounds=10), fakes.services(fakes.Judge()), Voice(quiet=True))
     judge = fakes.Judge()
     judge.interrupt_after = 7
-    stopped = lane.propose(options(checkout, rounds=12), fakes.services(judge), Voice(quiet=True))
+    stopped = lane.propose(options(checkout, rounds=10), fakes.services(judge), Voice(quiet=True))
     assert stopped.exit_code == 3 and f"--resume {stopped.run}" in stopped.message and stopped.rounds == 7
     assert fakes.git(checkout, "branch", "--list", f"*{stopped.run}") == ""
     later = fakes.Judge()
@@ -227,7 +227,7 @@ def test_ctrl_c_stops_cleanly_and_resume_makes_the_same_choices(checkout):
     assert resumed.run == stopped.run and resumed.exit_code == 0
     assert table_of(checkout, resumed.branch) == table_of(checkout, whole.branch)
     screens = [call[1] for call in judge.calls + later.calls if call[0] == "screen"]
-    assert len(screens) == len(set(screens)) == 12
+    assert len(screens) == len(set(screens)) == 10
     transcripts = [(Path(o.directory) / "transcript.jsonl").read_text() for o in (whole, resumed)]
     assert transcripts[0] == transcripts[1]
     again = lane.resume("toy", "copy", stopped.run, checkout, fakes.services(later), Voice(quiet=True))
@@ -251,7 +251,7 @@ def test_kill_9_at_any_moment_loses_and_repeats_nothing(checkout, tmp_path):
     last = subprocess.run([*driver, "resume"], capture_output=True, text=True)
     ledger = next((tmp_path / "state").glob("*/*/ledger.jsonl")).read_text()
     assert '"event":"finish"' in ledger, last.stderr
-    whole = lane.propose(options(checkout, rounds=12), fakes.services(fakes.Judge()), Voice(quiet=True))
+    whole = lane.propose(options(checkout, rounds=10), fakes.services(fakes.Judge()), Voice(quiet=True))
     branch = fakes.git(checkout, "for-each-ref", "--format=%(refname:short)", "refs/heads/fasttrack").splitlines()[0]
     assert table_of(checkout, branch) == table_of(checkout, whole.branch)
     # A verdict that reached the ledger was asked for once; only one cut off by each kill may have been asked twice.

@@ -1,0 +1,31 @@
+# propose: search for better kernels and put them on a branch.   make propose ARGS="--op kda_decode --rounds 24"
+# test:    everything that CI runs, offline once installed.        make test ARGS="tests/fasttrack -x"
+# clean:   remove what the two made.
+
+PYTHON ?= python3
+MODEL ?= kimi_k3
+VENV := .venv
+INSTALLED := $(VENV)/.installed
+
+.PHONY: propose test clean
+
+propose: $(INSTALLED)
+	$(VENV)/bin/fasttrack propose $(MODEL) $(ARGS)
+
+# One thread a worker: the workers already use every core.
+test: $(INSTALLED)
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n auto --dist loadfile $(ARGS)
+
+# The stamp comes last, so an install that was cut off is done again.
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' || \
+	  { echo "fasttrack needs Python 3.11 to 3.13; $(PYTHON) is $$($(PYTHON) --version 2>&1)" >&2; \
+	    echo "choose another one: make PYTHON=python3.12" >&2; exit 2; }
+	@rm -f $@
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .hypothesis .import_linter_cache .grimp_cache
+	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +

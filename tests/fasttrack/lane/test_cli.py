@@ -1,0 +1,168 @@
+"""The commands as a person types them, in processes of their own where that matters."""
+
+import json
+import os
+import subprocess
+import sys
+
+import lane_fakes as fakes
+import pytest
+
+from fasttrack import cli, services
+from fasttrack_validation.judge.verdict import Status
+
+
+@pytest.fixture
+def toy(checkout, monkeypatch):
+    """Runs commands in the toy checkout with a fake judge; gives it, so that a test can set it up."""
+    judge = fakes.Judge()
+    monkeypatch.chdir(checkout)
+    monkeypatch.setattr(services, "default", lambda: fakes.services(judge))
+    monkeypatch.setattr(services, "contract", lambda name: fakes.Contract())
+    return judge
+
+
+def process(*arguments, **environment):
+    return subprocess.run(
+        [sys.executable, "-m", "fasttrack", *arguments], capture_output=True, text=True, env={**os.environ, **environment}
+    )
+
+
+@pytest.mark.parametrize("command", ["propose", "evaluate", "submit", "gate", "report", "doctor", "models", "ops"])
+def test_every_command_has_help_with_an_example(command, capsys):
+    assert cli.run([command, "--help"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert f"Example: `fasttrack {command}" in text and "--json" in text
+
+
+def test_help_starts_without_anything_heavy():
+    code = "import sys; from fasttrack import cli; cli.run(['--help']); print(sorted(sys.modules), file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    loaded = done.stderr
+    assert "propose" in done.stdout
+    for heavy in ("torch", "triton", "pydantic", "numpy", "optuna", "git", "jinja2", "rich.console"):
+        assert f"'{heavy}'" not in loaded
+
+
+def test_usage_errors_exit_with_2(capsys):
+    for arguments in (["propos"], ["propose"], ["propose", "toy", "--rounds", "0"], ["propose", "toy", "--what"]):
+        assert cli.run(arguments) == 2
+    assert "Usage" in capsys.readouterr().err
+
+
+def test_user_errors_are_two_lines_on_standard_error_or_json(toy, capsys):
+    assert cli.run(["ops", "nothing"]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and len(err.splitlines()) == 2 and "no model 'nothing'" in err
+    assert cli.run(["ops", "nothing", "--json"]) == 2
+    out, err = capsys.readouterr()
+    assert err == "" and set(json.loads(out)["error"]) == {"what", "how"}
+
+
+def test_an_unexpected_exception_is_shown_and_says_where_to_report_it(toy, capsys, monkeypatch):
+    def fault():
+        raise ZeroDivisionError("nobody expected this")
+
+    monkeypatch.setattr(services, "default", fault)
+    assert cli.run(["propose", "toy"]) == 3
+    err = capsys.readouterr().err
+    assert "ZeroDivisionError: nobody expected this" in err and "Please report it" in err.splitlines()[-1]
+
+
+def test_propose_says_first_which_agent_and_why(toy, capsys):
+    assert cli.run(["propose", "toy", "--rounds", "2", "--seed", "1", "--hardware", "h200"]) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert out[0] == "agent search: the default agent; it needs no model endpoint"
+    assert any("stock path not measured: no GPU here" in line for line in out)
+    assert any(line.startswith("branch: fasttrack/toy/copy/") for line in out)
+
+
+def test_json_is_all_that_standard_output_holds(toy, capsys):
+    assert cli.run(["propose", "toy", "--rounds", "2", "--seed", "1", "--json"]) == 0
+    outcome = json.loads(capsys.readouterr().out)
+    assert outcome["exit_code"] == 0 and outcome["rounds"] == 2 and len(outcome["commit"]) == 40
+
+
+def test_ctrl_c_then_resume(toy, capsys):
+    toy.interrupt_after = 2
+    assert cli.run(["propose", "toy", "--rounds", "3", "--seed", "1"]) == 3
+    assert "fasttrack propose toy --resume" in capsys.readouterr().err
+    toy.interrupt_after = None
+    assert cli.run(["propose", "toy", "--resume"]) == 0
+    assert cli.run(["propose", "toy", "--resume"]) == 2
+    assert cli.run(["propose", "toy", "some-run"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [(None, 0), (Status.REJECTED, 1), (Status.INCONCLUSIVE, 3), (Status.INVALID, 3), (Status.NOT_RUN, 3)],
+)
+def test_evaluate(toy, capsys, checkout, status, code):
+    toy.status = lambda candidate: status
+    kernel = str(checkout / "models/toy/kernels/copy.py")
+    command = ["evaluate", "toy", "--op", "copy", "--candidate", kernel]
+    assert cli.run(command) == code
+    out = capsys.readouterr().out
+    assert out.startswith(status or "accepted") and ("off by 3" in out) == (status is not None)
+    # By hand from the default configuration: |32 - 16| + 4 warps above 100.
+    assert ("tp8-r1: not measured: no GPU here; modelled 120.00 us on h200" in out) == (status is None)
+    assert cli.run([*command, "--json", "--config", '{"BLOCK": 16, "num_warps": 1, "flip": false}']) == code
+    assert json.loads(capsys.readouterr().out)["config"]["BLOCK"] == 16
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", '{"a": [1]}', '{"a": null}'])
+def test_a_bad_config_is_a_user_error(toy, capsys, checkout, text):
+    kernel = str(checkout / "models/toy/kernels/copy.py")
+    assert cli.run(["evaluate", "toy", "--op", "copy", "--candidate", kernel, "--config", text]) == 2
+    assert "--config is not" in capsys.readouterr().err
+
+
+def test_submit(toy, capsys, checkout, tmp_path):
+    kernel = tmp_path / "mine.py"
+    kernel.write_text("# mine\n" + fakes.KERNEL)
+    assert cli.run(["submit", "toy", "--op", "copy", "--candidate", str(kernel), "--branch", "mine"]) == 0
+    assert fakes.git(checkout, "show", "mine:models/toy/kernels/copy.py").startswith("# mine")
+    assert cli.run(["submit", "toy", "--op", "copy", "--candidate", str(kernel), "--branch", "mine"]) == 2
+    assert "branch 'mine' exists already" in capsys.readouterr().err
+    assert cli.run(["submit", "toy", "--op", "copy", "--candidate", str(tmp_path / "none.py")]) == 2
+
+
+def test_report_models_and_ops(toy, capsys, checkout):
+    assert cli.run(["report", "toy"]) == 2
+    page = checkout / "models/toy/report/copy.md"
+    page.parent.mkdir()
+    page.write_text("# a page\n")
+    capsys.readouterr()
+    assert cli.run(["report", "toy"]) == 0
+    assert "# a page" in capsys.readouterr().out
+    assert cli.run(["models"]) == 0
+    assert capsys.readouterr().out == "toy: Toy (owner Ada, review by 2030-01-01)\n"
+    assert cli.run(["models", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["name"] == "toy"
+    assert cli.run(["ops", "toy", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["copy"]["workloads"] == ["tp8-r1", "tp8-r4"]
+
+
+def test_version_and_module_entry():
+    done = process("--version")
+    assert done.returncode == 0 and done.stdout.startswith("fasttrack ")
+    assert process("propose").returncode == 2
+
+
+@pytest.mark.parametrize("name", ["typer", "rich"])
+def test_a_missing_package_is_a_message_not_a_traceback(tmp_path, name):
+    (tmp_path / f"{name}.py").write_text(f"raise ModuleNotFoundError(\"No module named '{name}'\", name='{name}')")
+    done = process("--help", PYTHONPATH=str(tmp_path))
+    if name == "rich":
+        assert done.returncode == 0
+        return
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 2 and "typer" in done.stderr
+
+
+def test_an_old_python_gets_a_message(monkeypatch, capsys):
+    from fasttrack import __main__ as entry
+
+    monkeypatch.setattr(entry.sys, "version_info", (3, 10, 0))
+    with pytest.raises(SystemExit) as stop:
+        entry.main()
+    assert stop.value.code == 2 and "needs Python 3.11" in capsys.readouterr().err
