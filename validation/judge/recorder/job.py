@@ -80,7 +80,8 @@ class _Recorder:
         with intercepted(self.hardware.capability, _outside_of_launch):
             scratch = self._scratch()
             prepared = self._prepare()
-        first, second = (self._record(scratch | prepared, reverse) for reverse in (False, True))
+        first = self._record(scratch | prepared, {})
+        second = self._record(scratch | prepared, first.addresses)
         for number, (one, two) in enumerate(zip(first.launches, second.launches)):
             if one != two:
                 self._unstable(f"launch {number} ({one.kernel}) differs")
@@ -151,20 +152,18 @@ class _Recorder:
             storage = torch.frombuffer(raw, dtype=dtype) if raw else torch.zeros(1, dtype=dtype)
         return storage.as_strided(spec.shape, spec.strides)
 
-    def _record(self, extra: Mapping[str, ScratchBuffer], reverse: bool) -> Recording:
+    def _record(self, extra: Mapping[str, ScratchBuffer], taken: Mapping[str, int]) -> Recording:
+        """One call of `launch`, with every buffer at another address than in `taken`."""
         layouts = {spec.name: (spec.dtype, spec.shape, spec.strides, spec.storage_elements) for spec in self.specs}
         for name, buffer in extra.items():
             layouts[name] = (buffer.dtype, buffer.shape, *_contiguous(buffer.shape))
-        order = sorted(layouts, reverse=reverse)
-        spacer = torch.empty(4096 if reverse else 1, dtype=torch.uint8)
-        tensors = {name: _untouched(*layouts[name]) for name in order}
+        tensors = {name: _untouched(*layout, avoid=taken.get(name)) for name, layout in layouts.items()}
         context = RecordingContext(self.hardware)
         recording = Recording(tensors, context, self.files)
         buffers = Buffers(**tensors)
         with intercepted(self.hardware.capability, recording.add), guarded(recording.refuse):
             with self.files.blamed("launch"):
                 self.entry.launch(context, buffers, dict(self.axes), dict(self.candidate.config))
-        del spacer
         if recording.refusal is not None:
             raise recording.refusal
         if not recording.launches:
@@ -180,9 +179,14 @@ def _contiguous(shape: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
     return tuple(reversed(strides)), elements
 
 
-def _untouched(dtype: DType, shape: tuple[int, ...], strides: tuple[int, ...], elements: int) -> torch.Tensor:
+def _untouched(
+    dtype: DType, shape: tuple[int, ...], strides: tuple[int, ...], elements: int, avoid: int | None
+) -> torch.Tensor:
     """A tensor on a storage of its own that nothing has written: address space, not memory."""
-    return torch.empty(max(elements, 1), dtype=torch_dtype(dtype)).as_strided(shape, strides)
+    held = []
+    while not held or held[-1].data_ptr() == avoid:
+        held.append(torch.empty(max(elements, 1), dtype=torch_dtype(dtype)))
+    return held[-1].as_strided(shape, strides)
 
 
 def _outside_of_launch(bound: BoundLaunch) -> None:

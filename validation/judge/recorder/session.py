@@ -27,10 +27,9 @@ class Recording:
         self.kernels: dict[str, KernelVariant] = {}
         self.launches: list[Launch] = []
         self.refusal: Refused | None = None
-        self._storages = {}
-        for name, tensor in buffers.items():
-            storage = tensor.untyped_storage()
-            self._storages[storage.data_ptr()] = (name, storage.nbytes())
+        storages = {name: tensor.untyped_storage() for name, tensor in buffers.items()}
+        self.addresses = {name: storage.data_ptr() for name, storage in storages.items()}
+        self._storages = {storage.data_ptr(): (name, storage.nbytes()) for name, storage in storages.items()}
 
     def refuse(self, reason: str, message: str) -> NoReturn:
         """Ends the recording. Kept as well, in case a bare `except:` in the candidate swallows it."""
