@@ -60,8 +60,8 @@ class Violation:
             "misaligned": "not aligned to its size in",
         }[self.fault]
         return (
-            f"kernel {self.kernel}, program {self.program}: {self.access} of {self.bytes} bytes {where} {self.parameter} "
-            f"(buffer {self.buffer}, {self.buffer_bytes} bytes), {self.lanes} lane{'s' if self.lanes != 1 else ''}"
+            f"kernel {self.kernel}, program {self.program}: {self.access} of {self.bytes} bytes {where} "
+            f"{self.parameter} (buffer {self.buffer}, {self.buffer_bytes} bytes), lanes: {self.lanes}"
         )
 
 
