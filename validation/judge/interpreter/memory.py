@@ -130,8 +130,8 @@ class Memory:
         def gap(r: Range) -> int:
             return max(r.start - address, address + itemsize - r.end, 0)
 
-        nearest = min(self.ranges, key=gap)
-        if gap(nearest) == 0:
+        nearest = min(self.ranges, key=gap, default=Range("none", ("no parameter",), 0, 0, False))
+        if nearest.start <= address and address + itemsize <= nearest.end:
             fault = "misaligned" if nearest.writable or access == "read" else "read_only"
             distance = 0
         elif address < nearest.start:

@@ -149,11 +149,20 @@ def test_reading_before_the_start(interpreter):
     )
 
 
-def test_a_read_across_the_gap_into_another_parameters_buffer_is_not_a_neighbour_problem(interpreter):
-    # X and Y are both the launch's own; Z is mapped but not an argument, and may not be reached through Y.
-    source = "@triton.jit\ndef kernel(X, Y):\n    tl.store(Y, tl.load(X + tl.load(Y).to(tl.int32)))\n"
-    reply, _ = interpreter.run(source, {"X": normal(1, 4), "Y": torch.tensor([1e6])})
-    assert reply["status"] == "violation"
+def test_a_buffer_that_the_launch_was_not_given_is_out_of_bounds(interpreter):
+    # Both buffers are mapped, 256 bytes apart; the launch that gets one of them may not reach the other.
+    source = "@triton.jit\ndef kernel(X, Y):\n    tl.store(Y, tl.load(X + 128))\n"
+    buffers = {"X": normal(1, 64), "Y": torch.zeros(1)}
+    reply, _ = interpreter.run(source, buffers)
+    assert reply["status"] == "ok"  # X + 512 bytes is Y, which this launch was given
+    reply, _ = interpreter.run(source.replace("(X, Y)", "(X)").replace("Y,", "X,"), {"X": normal(1, 64)})
+    assert reply["status"] == "violation" and reply["details"]["distance"] == 256
+
+
+def test_an_address_made_from_a_number_is_checked(interpreter):
+    source = "@triton.jit\ndef kernel(N):\n    tl.load(N.to(tl.pointer_type(tl.float32)))\n"
+    reply, _ = interpreter.run(source, {}, scalars={"N": ("i64", 4096)})
+    assert reply["status"] == "violation" and reply["details"]["parameter"] == "no parameter"
 
 
 def test_writing_a_read_only_buffer(interpreter):
