@@ -108,7 +108,9 @@ def dotted(node: ast.expr) -> str | None:
 def check_decorators(file: str, function: ast.FunctionDef) -> None:
     """Refuses anything beside one `@triton.jit` with literal keywords."""
     if len(function.decorator_list) != 1:
-        reject(file, function, "decorator", f"{function.name} has decorators beside @triton.jit; the judge picks variants")
+        reject(
+            file, function, "decorator", f"{function.name} has decorators beside @triton.jit; the judge picks variants"
+        )
     (decorator,) = function.decorator_list
     if isinstance(decorator, ast.Call):
         if decorator.args or any(k.arg is None or not _is_literal(k.value) for k in decorator.keywords):
@@ -165,7 +167,11 @@ class _Checker:
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
                 self._bind(node, node.id)
         body = function.body
-        if isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant) and isinstance(body[0].value.value, str):
+        if (
+            isinstance(body[0], ast.Expr)
+            and isinstance(body[0].value, ast.Constant)
+            and isinstance(body[0].value.value, str)
+        ):
             body = body[1:]
         self._block(body)
 
@@ -205,7 +211,11 @@ class _Checker:
     def _module(self, node: ast.AST, root: str) -> None:
         if root not in self.scope.modules:
             how = {"tl": "import triton.language as tl", "triton": "import triton"}
-            self.fail(node, "import", f"{root} is not imported by `{how.get(root, 'from triton.language.extra import libdevice')}`")
+            self.fail(
+                node,
+                "import",
+                f"{root} is not imported by `{how.get(root, 'from triton.language.extra import libdevice')}`",
+            )
 
     # Statements
 
@@ -342,7 +352,9 @@ class _Checker:
         if isinstance(node.func, ast.Name):
             name = node.func.id
             if name in self.locals or name not in BUILTINS | self.scope.functions | self.scope.imported:
-                self.fail(node, "call", f"{name} is not a kernel, a kept import or one of {', '.join(sorted(BUILTINS))}")
+                self.fail(
+                    node, "call", f"{name} is not a kernel, a kept import or one of {', '.join(sorted(BUILTINS))}"
+                )
             callee = name
         elif root in ("tl", "triton", "libdevice") and path in _CALLABLE:
             self._module(node, root)

@@ -48,7 +48,9 @@ class _File:
         try:
             self.tree = ast.parse(self.text)
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-            raise KernelSourceError(name, getattr(error, "lineno", None) or 1, "syntax", f"not Python: {error}") from error
+            raise KernelSourceError(
+                name, getattr(error, "lineno", None) or 1, "syntax", f"not Python: {error}"
+            ) from error
         self.modules: set[str] = set()
         self.constants: dict[str, object] = {}
         self.functions: dict[str, ast.FunctionDef] = {}
@@ -85,7 +87,9 @@ def extract(files: dict[str, str], entry: str) -> KernelSource:
             except RecursionError:
                 reject(file.name, function, "depth", f"{function.name} is nested too deeply")
     if not any(file.functions for file in parsed.values()):
-        raise KernelSourceError(entry, 1, "no_kernel", "no @triton.jit function is left; kernels belong at module level")
+        raise KernelSourceError(
+            entry, 1, "no_kernel", "no @triton.jit function is left; kernels belong at module level"
+        )
     return KernelSource(files={name: _render(file) for name, file in parsed.items() if file.kept})
 
 
@@ -115,7 +119,9 @@ def _collect(file: _File) -> None:
         elif isinstance(statement, ast.AsyncFunctionDef | ast.ClassDef):
             for decorator in statement.decorator_list:
                 if is_triton_jit(decorator):
-                    raise KernelSourceError(file.name, statement.lineno, "decorator", "@triton.jit is for plain functions")
+                    raise KernelSourceError(
+                        file.name, statement.lineno, "decorator", "@triton.jit is for plain functions"
+                    )
 
 
 def _check_bindings(file: _File) -> None:
@@ -261,9 +267,9 @@ def _constant(node: ast.expr, file: _File) -> object:
             return file.imported[name]
         case ast.Attribute(value=ast.Name(id="tl"), attr=attr) if "tl" in file.modules and attr in TL_TYPES:
             return _OPAQUE
-        case ast.Call(
-            func=ast.Attribute(value=ast.Name(id="tl"), attr="constexpr"), args=[argument], keywords=[]
-        ) if "tl" in file.modules:
+        case ast.Call(func=ast.Attribute(value=ast.Name(id="tl"), attr="constexpr"), args=[argument], keywords=[]) if (
+            "tl" in file.modules
+        ):
             return _constant(argument, file)
         case ast.Tuple(elts=elements):
             return tuple(_constant(element, file) for element in elements)
@@ -293,7 +299,7 @@ def _small(value: object) -> int | float:
 
 
 def _render(file: _File) -> str:
-    """The kept statements as text on their own lines, everything else blank; parsed again to prove that it is just that."""
+    """The kept statements as text on their own lines, everything else blank; parsed again as proof."""
     lines = file.text.split("\n")
     output = [""] * len(lines)
     for statement in file.kept:
@@ -311,5 +317,7 @@ def _render(file: _File) -> str:
         ast.dump(ast.ImportFrom(s.module, _kept_aliases(file, s), s.level) if _is_relative(s) else s) for s in file.kept
     ]
     if [ast.dump(statement) for statement in ast.parse(text).body] != expected:
-        raise KernelSourceError(file.name, 1, "rendering", "kernels and host code share lines; put them on lines of their own")
+        raise KernelSourceError(
+            file.name, 1, "rendering", "kernels and host code share lines; put them on lines of their own"
+        )
     return text

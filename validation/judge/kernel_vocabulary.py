@@ -52,9 +52,10 @@ VALUE_ATTRIBUTES = frozenset(
     "T abs advance argmax argmin associative_scan atomic_add atomic_and atomic_cas atomic_load atomic_max atomic_min "
     "atomic_or atomic_poll atomic_store atomic_xchg atomic_xor broadcast_to cast cdiv ceil cos cumprod cumsum erf exp "
     "exp2 expand_dims flip floor gather histogram item load log log2 logical_and logical_or max min permute ravel "
-    "reduce reduce_or reshape rsqrt scatter sigmoid sin softmax sort split sqrt sqrt_rn store sum to trans view xor_sum "
-    "block_shape block_type dtype element_ty numel primitive_bitwidth scalar shape type value is_bf16 is_block is_bool "
-    "is_floating is_fp16 is_fp32 is_fp64 is_fp8 is_int is_int_signed is_int_unsigned is_ptr is_standard_floating".split()
+    "reduce reduce_or reshape rsqrt scatter sigmoid sin softmax sort split sqrt sqrt_rn store sum to trans view "
+    "xor_sum block_shape block_type dtype element_ty numel primitive_bitwidth scalar shape type value is_bf16 is_block "
+    "is_bool is_floating is_fp16 is_fp32 is_fp64 is_fp8 is_int is_int_signed is_int_unsigned is_ptr "
+    "is_standard_floating".split()
 )
 
 # Python's builtins that the compiler knows and that only compute; the rest it would refuse as well.

@@ -1,6 +1,5 @@
 """The judge's calls into the sandbox, and what it makes of their answers. Nothing an answer says is believed."""
 
-import ast
 import mmap
 import os
 from collections.abc import Mapping
@@ -76,11 +75,10 @@ def validate_plans(
     source: KernelSource, ruling: Ruling,
 ) -> bool:  # fmt: skip
     """Whether every plan is in order; the first problem is recorded otherwise."""
-    functions = kernel_parameters(source)
+    functions = plan.source_functions(source.files)
     for name, pack in packs.items():
-        problems = plan.validate(pack, contract.tensors(workloads[name]), functions)
-        if pack.op != candidate.op or pack.candidate_digest != candidate.digest():
-            problems = (plan.Problem(reason="plan.identity", message="the plan names another op or candidate"), *problems)
+        problems = plan.addressed_to(pack, candidate.op, name, candidate.digest())
+        problems += plan.validate(pack, contract.tensors(workloads[name]), functions)
         if problems:
             more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
             finding = Finding(check="plan", reason=problems[0].reason, message=_text(problems[0].message + more))
@@ -146,18 +144,6 @@ def prepare(
         detail = _last_line(result) if result.status is not JobStatus.OK else str(result.value.get("rejected", names))
         raise PrepareFailed(_text(f"prepare gave other buffers than it declared: {detail}"))
     return dict(zip(pack.prepared, result.blobs, strict=True))
-
-
-def kernel_parameters(source: KernelSource) -> dict[str, dict[str, tuple[str, ...]]]:
-    """File -> kernel -> parameter names in order, read from the kept source."""
-    return {
-        name: {
-            node.name: tuple(a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs))
-            for node in ast.parse(text).body
-            if isinstance(node, ast.FunctionDef)
-        }
-        for name, text in source.files.items()
-    }
 
 
 def _payload(candidate: Candidate, contract: OpContract, workloads: tuple[Workload, ...], hardware: Hardware) -> dict:

@@ -28,7 +28,7 @@ class Outcome(StrEnum):
 
 
 class CheckResult(Frozen):
-    """One check of `judging.md`'s list (C1 to C22), or a stage of the judge, and what came of it."""
+    """One check (C1 to C22, see README.md) or stage of the judge, and what came of it."""
 
     check: str = Field(description="C1 ... C22, or record, plan, compile")
     title: str

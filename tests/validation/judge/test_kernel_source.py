@@ -1,4 +1,4 @@
-"""The allow-list over kernel sources: escapes that must be refused for their reason, and honest twins that must pass."""
+"""The allow-list over kernel sources: escapes that must be refused for their reason, honest twins that must pass."""
 
 import ast
 import subprocess
@@ -140,11 +140,13 @@ FILES = {
     "language not imported": ("import triton\n@triton.jit\ndef kernel(X):\n    x = tl.load(X)\n", "import"),
     "language from elsewhere": ("import triton\nimport os as tl\n@triton.jit\ndef k(X):\n    tl.load(X)\n", "import"),
     "language rebound": (HEADER + "tl = evil\n@triton.jit\ndef kernel(X):\n    tl.load(X)\n", "rebound"),
-    "language rebound in a branch": (HEADER + "if 1:\n    import os as tl\n@triton.jit\ndef k(X):\n    tl.load(X)\n", "rebound"),
+    "language rebound in a branch": (
+        HEADER + "if 1:\n    import os as tl\n@triton.jit\ndef k(X):\n    tl.load(X)\n", "rebound"),
     "constant rebound": (HEADER + "B = 1\nB = evil()\n@triton.jit\ndef kernel(X):\n    x = B\n", "rebound"),
     "constant rebound by global": (
         HEADER + "B = 1\ndef host():\n    global B\n    B = 2\n@triton.jit\ndef kernel(X):\n    x = B\n", "rebound"),
-    "kernel defined twice": (HEADER + "@triton.jit\ndef kernel(X):\n    pass\n@triton.jit\ndef kernel(X):\n    pass\n", "rebound"),
+    "kernel defined twice": (
+        HEADER + "@triton.jit\ndef kernel(X):\n    pass\n@triton.jit\ndef kernel(X):\n    pass\n", "rebound"),
     "host function called": (HEADER + "def host(x):\n    return x\n@triton.jit\ndef kernel(X):\n    host(X)\n", "call"),
     "host value used": (HEADER + "B = open('x')\n@triton.jit\ndef kernel(X):\n    x = B\n", "name"),
     "constant too large": (HEADER + "B = 2 ** 100000\n@triton.jit\ndef kernel(X):\n    x = B\n", "name"),
@@ -158,12 +160,13 @@ FILES = {
     "carriage return hides a line": (HEADER + "#\rimport os\n", "control_character"),
     "form feed": (HEADER + "\f@triton.jit\ndef kernel(X):\n    pass\n", "control_character"),
     "encoding that reads comments as code": ("# coding: utf-7\n" + kernel("pass"), "encoding"),
-    "encoding below a decorator": ("import triton\n# -*- coding: utf-7 -*-\n@triton.jit\ndef k(X):\n    pass\n", "encoding"),
+    "encoding on the second line": (
+        "import triton\n# -*- coding: utf-7 -*-\n@triton.jit\ndef k(X):\n    pass\n", "encoding"),
     # Triton's interpreter looks for the last line that starts with "def" and runs from there.
     "code in a docstring": (
         HEADER + '@triton.jit\ndef kernel(X):\n    """\n    def kernel(X): evil() # """\n    pass\n', "def_line"),
     "code in a string": (
-        HEADER + '@triton.jit\ndef kernel(X):\n    tl.static_assert(X, """\ndef kernel(X): evil() # """)\n', "def_line"),
+        HEADER + '@triton.jit\ndef kernel(X):\n    tl.abs(X, """\ndef kernel(X): evil() # """)\n', "def_line"),
     "code in a decorator": (
         HEADER + '@triton.jit(repr="""\ndef kernel(X): evil() #""")\ndef kernel(X):\n    pass\n', "def_line"),
     "def on two lines": (HEADER + "@triton.jit\ndef \\\n  kernel(X):\n    pass\n", "def_line"),
@@ -173,17 +176,24 @@ FILES = {
 
 @pytest.mark.parametrize(("source", "reason"), FILES.values(), ids=FILES.keys())
 def test_escape_at_module_level(source, reason):
-    error = refused(source, reason) if reason != "depth" else pytest.raises(KernelSourceError, extract, {"k.py": source}, "k.py").value
+    error = (
+        refused(source, reason)
+        if reason != "depth"
+        else pytest.raises(KernelSourceError, extract, {"k.py": source}, "k.py").value
+    )
     assert error.reason in (reason, "syntax")  # where the parser's own limit comes first
 
 
 HONEST = {
     "docstring": '"""Copies X.\n\nDefault block: 128. Definitely fine.\n"""\ntl.store(X, tl.load(X))',
-    "masked tail": 'i = tl.arange(0, BLOCK)\nx = tl.load(X + i, mask=i < N, other=float("-inf"), eviction_policy="evict_first")',
-    "loops": "acc = tl.zeros([BLOCK], tl.float32)\nfor k in range(0, N, BLOCK):\n    acc += k\nfor _ in tl.static_range(4):\n    acc *= 2",
+    "masked tail": 'i = tl.arange(0, BLOCK)\n'
+    'x = tl.load(X + i, mask=i < N, other=float("-inf"), eviction_policy="evict_first")',
+    "loops": "acc = tl.zeros([BLOCK], tl.float32)\nfor k in range(0, N, BLOCK):\n    acc += k\n"
+    "for _ in tl.static_range(4):\n    acc *= 2",
     "pipelined loop": "for k in tl.range(0, N, num_stages=3):\n    tl.debug_barrier()",
     "while": "i = 0\nwhile i < N:\n    i += 1",
-    "conditional": "if N > 3 and not BLOCK == 2:\n    x = 1\nelif N == 0:\n    x = 2\nelse:\n    x = 3\ny = x if N else 0",
+    "conditional": "if N > 3 and not BLOCK == 2:\n    x = 1\nelif N == 0:\n    x = 2\nelse:\n    x = 3\n"
+    "y = x if N else 0",
     "dot": 'a = tl.load(X)\nc = tl.dot(a, a.T, input_precision="ieee", out_dtype=tl.float32)',
     "dot scaled": 'a = tl.load(X)\nc = tl.dot_scaled(a, None, "bf16", a, a, "e2m1")',
     "atomics": 'tl.atomic_add(X, 1.0, sem="relaxed", scope="gpu")',
@@ -238,7 +248,7 @@ def launch(ctx, buffers, axes, config):
     os.system("true")
     _kernel[(1,)](buffers["x"], 3)
 '''
-TILES = f'''{HEADER}import torch
+TILES = f"""{HEADER}import torch
 BLOCK_K = 32
 
 def host_helper():
@@ -247,7 +257,7 @@ def host_helper():
 @triton.jit
 def _silu(x):
     return x * tl.sigmoid(x)
-'''
+"""
 
 
 def test_host_code_is_dropped_and_lines_stay_where_they_were():
@@ -274,7 +284,10 @@ def test_names_are_resolved_through_chains_of_imports():
 
 
 def test_a_name_that_its_file_drops_is_not_imported():
-    files = {"k.py": HEADER + "from .a import f\n@triton.jit\ndef kernel(X):\n    f(X)\n", "a.py": "def f(x):\n    return x\n"}
+    files = {
+        "k.py": HEADER + "from .a import f\n@triton.jit\ndef kernel(X):\n    f(X)\n",
+        "a.py": "def f(x):\n    return x\n",
+    }
     refused(files, "call")
 
 
@@ -293,15 +306,19 @@ def test_the_error_names_file_line_and_reason():
 
 
 ATOMS = st.sampled_from(
-    ["X", "N", "1", "2.5", "None", "True", "tl", "tl.float32", "tl.core", "triton", "kernel", "__import__", "eval", "'s'",
-     "X.dtype", "X.handle", "tl.load(X)", "tl.load", "open", "range", "(lambda: 1)", "[i for i in X]", "(y := 1)", "f'{X}'"]
+    ["X", "N", "1", "2.5", "None", "True", "tl", "tl.float32", "tl.core", "triton", "kernel", "__import__", "eval",
+     "'s'",
+     "X.dtype", "X.handle", "tl.load(X)", "tl.load", "open", "range", "(lambda: 1)", "[i for i in X]", "(y := 1)",
+     "f'{X}'"]
 )  # fmt: skip
 EXPRESSIONS = st.recursive(
     ATOMS,
     lambda inner: st.one_of(
         st.builds("({} + {})".format, inner, inner),
         st.builds("{}({})".format, inner, inner),
-        st.builds("{}.{}".format, inner, st.sampled_from(["T", "shape", "to", "__class__", "handle", "fn", "core", "sum"])),
+        st.builds(
+            "{}.{}".format, inner, st.sampled_from(["T", "shape", "to", "__class__", "handle", "fn", "core", "sum"])
+        ),
         st.builds("{}[{}]".format, inner, inner),
         st.builds("({} if {} else {})".format, inner, inner, inner),
         st.builds("tl.where({}, {}, {})".format, inner, inner, inner),
@@ -324,6 +341,7 @@ def test_whatever_passes_names_nothing_but_the_vocabulary(expression):
     assert ast.dump(tree) == ast.dump(ast.parse(source))
     function = tree.body[-1]
     language = vocabulary.TL_FUNCTIONS | vocabulary.TL_TYPES | vocabulary.TL_CLASSES
+    called = {id(node.func) for node in ast.walk(function) if isinstance(node, ast.Call)}
     for node in ast.walk(function):
         assert not isinstance(node, ast.Lambda | ast.NamedExpr | ast.ListComp | ast.JoinedStr)
         if isinstance(node, ast.Attribute):
@@ -331,7 +349,8 @@ def test_whatever_passes_names_nothing_but_the_vocabulary(expression):
             root = isinstance(node.value, ast.Name) and node.value.id == "tl"
             assert node.attr in (language | {"jit"} if root else vocabulary.VALUE_ATTRIBUTES | {"jit"})
         if isinstance(node, ast.Name):
-            assert node.id in {"X", "N", "BLOCK", "x", "tl", "triton", "range"}
+            assert node.id in {"X", "N", "BLOCK", "x", "tl", "triton"} or id(node) in called
+            assert node.id in {"X", "N", "BLOCK", "x", "tl", "triton", "kernel", "range"}
 
 
 @settings(max_examples=60, deadline=None)

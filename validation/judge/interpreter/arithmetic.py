@@ -76,7 +76,8 @@ def _through_float32(stock):
         if not is_narrow(dtype):
             return stock(self, first, *rest)
         wide = [
-            TensorHandle(decode(h.data, dtype), tl.float32) if isinstance(h, TensorHandle) else h for h in (first, *rest)
+            TensorHandle(decode(h.data, dtype), tl.float32) if isinstance(h, TensorHandle) else h
+            for h in (first, *rest)
         ]
         return TensorHandle(encode(stock(self, *wide).data, dtype), dtype)
 

@@ -20,9 +20,8 @@ def install() -> None:
             f"Triton {triton.__version__}: its interpreter is not one of those whose faults are known and corrected",
             f"install Triton {first} to {last}",
         )
-    from triton.runtime.interpreter import InterpretedFunction
-
     import triton.language as tl
+    from triton.runtime.interpreter import InterpretedFunction
 
     if not isinstance(tl.sum, InterpretedFunction):
         raise UserError(

@@ -68,7 +68,9 @@ def _elementwise(function, result: tl.dtype | None):
 
 def _missing(name: str):
     def call(*_arguments, **_options):
-        raise NotInterpretable(f"libdevice.{name} has no interpreted form; without a GPU use {', '.join(sorted(_UNARY))}")
+        raise NotInterpretable(
+            f"libdevice.{name} has no interpreted form; without a GPU use {', '.join(sorted(_UNARY))}"
+        )
 
     return call
 

@@ -1,4 +1,4 @@
-"""Short cuts for float32, int32 and pointer arithmetic and for comparisons: most of what a decode kernel does.
+"""Short cuts for float32, int32 and pointer arithmetic, comparisons and functions: most of what a decode kernel does.
 
 They give the stock semantics' results (same ufunc, same operands) without its type promotion and broadcasting in
 Python, which cost far more than the arithmetic on a tile. Any other type, and mixed types, take the long way.
@@ -12,6 +12,7 @@ from triton.runtime.interpreter import TensorHandle
 _FLOAT32 = np.dtype(np.float32)
 _INT32 = np.dtype(np.int32)
 _UINT64 = np.dtype(np.uint64)
+_BOOL = np.dtype(np.bool_)
 _TYPES = {_FLOAT32: tl.float32, _INT32: tl.int32}
 _tensor = tl.tensor
 _new_handle = TensorHandle.__new__
@@ -79,6 +80,39 @@ def _pointer_plus(stock):
     return method
 
 
+def _function(stock, op):
+    """A function of one tensor, for float32."""
+
+    def function(x):
+        if type(x) is not _tensor or x.handle.data.dtype is not _FLOAT32:
+            return stock(x)
+        return _result(op(x.handle.data), tl.float32, x.type.is_block())
+
+    return function
+
+
+def _where(stock):
+    """tl.where of an int1 block and two float32 operands, tensors or numbers."""
+
+    def where(condition, x, y):
+        if type(condition) is not _tensor or condition.handle.data.dtype is not _BOOL:
+            return stock(condition, x, y)
+        if type(x) is not _tensor and type(y) is not _tensor:
+            return stock(condition, x, y)
+        operands, block = [], condition.type.is_block()
+        for operand in (x, y):
+            if type(operand) is _tensor and operand.handle.data.dtype is _FLOAT32:
+                operands.append(operand.handle.data)
+                block = block or operand.type.is_block()
+            elif type(operand) is float:
+                operands.append(np.float32(operand))
+            else:
+                return stock(condition, x, y)
+        return _result(np.where(condition.handle.data, *operands), tl.float32, block)
+
+    return where
+
+
 def _np_dtype(dtype: tl.dtype) -> np.dtype:
     """As the stock function, which builds its table of all types at each call."""
     if isinstance(dtype, tl.pointer_type | tl.block_type):
@@ -93,6 +127,10 @@ _ARITHMETIC = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "truediv":
 _COMPARISON = {
     "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal, "eq": np.equal, "ne": np.not_equal,
 }  # fmt: skip
+_FUNCTIONS = {
+    "exp": np.exp, "exp2": np.exp2, "log": np.log, "log2": np.log2, "sqrt": np.sqrt, "sqrt_rn": np.sqrt, "sin": np.sin,
+    "cos": np.cos, "floor": np.floor, "ceil": np.ceil,
+}  # fmt: skip
 
 
 def install() -> None:
@@ -105,5 +143,9 @@ def install() -> None:
     for name, op in _COMPARISON.items():
         stock = getattr(tl.tensor, f"__{name}__")
         setattr(tl.tensor, f"__{name}__", _shortened(stock, op, False, (_FLOAT32, _INT32), tl.int1))
+    for name, op in _FUNCTIONS.items():
+        for owner in (tl, tl.math, tl.tensor):
+            setattr(owner, name, _function(getattr(owner, name), op))
+    tl.where = _where(tl.where)
     tl.block_type.with_element_ty = lambda self, dtype: _block_type(dtype, tuple(self.shape))
     interpreter._get_np_dtype = _np_dtype

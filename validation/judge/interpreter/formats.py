@@ -54,7 +54,7 @@ def fused_multiply_add(x: np.ndarray, y: np.ndarray, z: np.ndarray) -> np.ndarra
     """x * y + z of float32 (or narrower) values as float64, rounded to odd.
 
     The product of two 24-bit significands is exact in float64. The sum's rounding error (Knuth's TwoSum) then sets the
-    last bit, so that one later rounding to 24 bits or fewer gives the correctly rounded fma (Boldo and Melquiond, 2008).
+    last bit, so that one later rounding to 24 bits or fewer gives the correctly rounded fma (Boldo, Melquiond 2008).
     """
     with np.errstate(over="ignore", invalid="ignore"):
         product = np.multiply(x, y, dtype=np.float64)

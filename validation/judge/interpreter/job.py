@@ -33,10 +33,10 @@ def run(payload: dict, memory: list[mmap.mmap], scratch: pathlib.Path) -> dict:
     in memory[0], and whether it is writable) and `order` (ascending, descending, shuffled:<seed>), the order of the
     programs inside a launch: the result of an honest kernel does not depend on it.
 
-    Returns `status` with `message`, `details`, `launches` (of each launch: programs that ran to their end, bytes_loaded and
-    bytes_stored by active lanes) and `seconds` (of interpreting):
+    Returns `status` with `message`, `details`, `launches` (of each launch: programs that ran to their end,
+    bytes_loaded and bytes_stored by active lanes) and `seconds` (of interpreting):
     `ok`; `violation` (a launch touched memory that it may not touch; `details` is the first such access);
-    `unsupported` (only a GPU can run it); `error` (the plan does not fit the source or the buffers, or a kernel raised).
+    `unsupported` (only a GPU can run it); `error` (the plan does not fit source or buffers, or a kernel raised).
     Once it is not `ok`, buffers hold whatever the programs before had written.
     """
     corrections.install()
@@ -74,8 +74,8 @@ class _Step:
 
     def result(self, status: str, message: str, started: float, details: dict) -> dict:
         return {
-            "status": status, "message": message, "details": details | ({} if status == "ok" else {"launch": self.launch}),
-            "launches": self.meters, "seconds": time.perf_counter() - started,
+            "status": status, "message": message, "launches": self.meters, "seconds": time.perf_counter() - started,
+            "details": details if status == "ok" else details | {"launch": self.launch},
         }  # fmt: skip
 
 
@@ -158,7 +158,9 @@ def _allowed(launch: Launch, variant: KernelVariant, buffers: dict, base: int, s
     for name, parameters in users.items():
         offset, length = buffers[name]["offset"], buffers[name]["bytes"]
         if offset < 0 or length < 0 or offset + length > size:
-            raise UserError(f"buffer {name}: bytes {offset} to {offset + length} lie outside the {size} mapped", "map it")
+            raise UserError(
+                f"buffer {name}: bytes {offset} to {offset + length} lie outside the {size} mapped", "map it"
+            )
         writable = buffers[name]["writable"] and launch.role is not Role.PREFETCH
         ranges.append(Range(name, tuple(parameters), base + offset, base + offset + length, writable))
     return Memory(variant.function, ranges)

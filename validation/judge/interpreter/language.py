@@ -144,7 +144,7 @@ def install() -> None:
     interpreter.interpreter_not = interpreter_not
     FunctionRewriter.ast_transformer = KernelTransformer()
     InterpretedFunction.__call__ = _call_device_function
-    # Integers wrap at their width, as on a GPU; the stock options compute each sum again in 64 bits and drop the result.
+    # Integers wrap at their width, as on a GPU. The stock options compute each sum again in 64 bits for nothing.
     interpreter.interpreter_builder.options = dataclasses.replace(
         interpreter.interpreter_builder.options, sanitize_overflow=False
     )

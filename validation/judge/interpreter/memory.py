@@ -60,8 +60,8 @@ class Violation:
             "misaligned": "not aligned to its size in",
         }[self.fault]
         return (
-            f"kernel {self.kernel}, program {self.program}: {self.access} of {self.bytes} bytes {where} {self.parameter} "
-            f"(buffer {self.buffer}, {self.buffer_bytes} bytes), {self.lanes} lane{'s' if self.lanes != 1 else ''}"
+            f"kernel {self.kernel}, program {self.program}: {self.access} of {self.bytes} bytes {where} "
+            f"{self.parameter} (buffer {self.buffer}, {self.buffer_bytes} bytes), lanes: {self.lanes}"
         )
 
 
@@ -137,8 +137,8 @@ class Memory:
         def gap(r: Range) -> int:
             return max(r.start - address, address + itemsize - r.end, 0)
 
-        nearest = min(self.ranges, key=gap)
-        if gap(nearest) == 0:
+        nearest = min(self.ranges, key=gap, default=Range("none", ("no parameter",), 0, 0, False))
+        if nearest.start <= address and address + itemsize <= nearest.end:
             fault = "misaligned" if nearest.writable or access == "read" else "read_only"
             distance = 0
         elif address < nearest.start:

@@ -91,15 +91,16 @@ def generic_reduce(self, input):
     sources = [arg.handle.data for arg in input]
 
     def combine(left, right):
-        tensors = [_tensor(np.ascontiguousarray(c), d) for side in (left, right) for c, d in zip(side, dtypes)]
+        tensors = [
+            _tensor(np.ascontiguousarray(c), d) for side in (left, right) for c, d in zip(side, dtypes, strict=True)
+        ]
         merged = self.combine_fn(*tensors)
         merged = merged if isinstance(merged, tuple | tl.tuple) else (merged,)
         return tuple(m.handle.data.reshape(left[0].shape) for m in merged)
 
     results = _halve(tuple(_axis_first(data, self.axis) for data in sources), combine)
     return [
-        _tensor(_restore(r, s, self.axis, self.keep_dims), d)
-        for r, s, d in zip(results, sources, dtypes, strict=True)
+        _tensor(_restore(r, s, self.axis, self.keep_dims), d) for r, s, d in zip(results, sources, dtypes, strict=True)
     ]
 
 
@@ -131,8 +132,7 @@ def generic_scan(self, input):
         for out, value in zip(outputs, merged, strict=True):
             out[i] = value.handle.data.reshape(out[i].shape)
     return [
-        _tensor(np.ascontiguousarray(np.moveaxis(o, 0, self.axis)), d)
-        for o, d in zip(outputs, dtypes, strict=True)
+        _tensor(np.ascontiguousarray(np.moveaxis(o, 0, self.axis)), d) for o, d in zip(outputs, dtypes, strict=True)
     ]
 
 

