@@ -39,11 +39,11 @@ def nano_of_five_experts(nano, tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def _small(nano, tmp_path_factory) -> Path:
     directory = tmp_path_factory.mktemp("weights") / "small"
-    synthetic.write(directory, _with_experts(nano, 4), layers=(0, 3))
+    synthetic.write(directory, _with_experts(nano, 5), layers=(0, 3))
     return directory
 
 
 @pytest.fixture
 def small_checkpoint(_small, tmp_path) -> Path:
-    """Layers 0 (KDA, dense) and 3 (MLA, MoE of four experts), a copy that may be changed."""
+    """Layers 0 (KDA, dense) and 3 (MLA, MoE of five experts), a copy that may be changed."""
     return Path(shutil.copytree(_small, tmp_path / "checkpoint"))

@@ -125,7 +125,7 @@ def test_the_vision_tower_is_not_ours_to_judge(small_checkpoint):
         (LAYER_0 + "self_attn.q_conv1d.weight", lambda t: t[:, 0], "F32 [512, 4]", "F32 [512, 1, 4]"),
         (LAYER_3 + "mlp_res_proj.weight", lambda t: t[0], "BF16 [128]", "BF16 [1, 128]"),
         (LAYER_0 + "self_attn.dt_bias", lambda t: t.bfloat16(), "BF16 [512]", "F32 [512]"),
-        (LAYER_3 + "block_sparse_moe.gate.weight", lambda t: t.float(), "F32 [4, 128]", "BF16 [4, 128]"),
+        (LAYER_3 + "block_sparse_moe.gate.weight", lambda t: t.float(), "F32 [5, 128]", "BF16 [5, 128]"),
         (EXPERT + "w1.weight_packed", lambda t: t.view(torch.int8), "I8 [512, 32]", "U8 [512, 32]"),
         # Groups of 16, as in NVFP4, and of 64.
         (EXPERT + "w1.weight_scale", lambda t: t.repeat_interleave(2, 1), "U8 [512, 4]", "U8 [512, 2]"),
@@ -254,8 +254,13 @@ def test_tied_embeddings_are_another_model(small_checkpoint):
 
 def test_configuration_of_another_size(small_checkpoint):
     path = small_checkpoint / "config.json"
-    path.write_text(path.read_text().replace('XX))
-    assert "experts.1.w1.weight_packed: found (and 5 more), expected no such tensor" in refusal(small_checkpoint).what
+    published = path.read_text()
+    path.write_text(published.replace('"num_experts": 5,', '"num_experts": 6,'))
+    assert "experts.5.w1.weight_packed: missing (and 5 more)" in refusal(small_checkpoint).what
+    path.write_text(published.replace('"num_experts": 5,', '"num_experts": 4,'))
+    assert "experts.4.w1.weight_packed: found (and 5 more), expected no such" in refusal(small_checkpoint).what
+    path.write_text(published.replace('"intermediate_size": 768,', '"intermediate_size": 640,'))
+    assert "mlp.gate_proj.weight: found BF16 [768, 128], expected BF16 [640, 128]" in refusal(small_checkpoint).what
 
 
 def test_only_the_opened_part_is_needed_and_readable(small_checkpoint):

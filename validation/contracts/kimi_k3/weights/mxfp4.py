@@ -9,6 +9,8 @@ import math
 import torch
 from torch import Tensor
 
+from ....errors import UserError
+
 GROUP = 32
 NEUTRAL_SCALE = 127
 """The scale byte of 1: what padding and all-zero groups carry."""
@@ -43,10 +45,14 @@ def dequantise(packed: Tensor, scale: Tensor, dtype: torch.dtype = torch.float64
 
     Exact in float64. Exact in float32 and bfloat16 (subnormals included) up to their largest powers of two: where
     element times scale reaches 2^128, possible from scale byte 253 on, the result is infinite with the element's sign.
-    All 32 elements under scale 255 are NaN, zeros included. Negative zero keeps its sign.
+    All 32 elements under scale 255 are NaN, zeros included. Negative zero keeps its sign. Raises UserError for scales
+    of another group size.
     """
     if packed.shape[:-1] != scale.shape[:-1] or 2 * packed.shape[-1] != GROUP * scale.shape[-1]:
-        raise ValueError(f"packed {tuple(packed.shape)} needs one scale for {GROUP // 2} bytes, not {tuple(scale.shape)}")
+        raise UserError(
+            f"MXFP4 bytes {list(packed.shape)} do not go with scales {list(scale.shape)}",
+            f"give one scale for {GROUP} elements, that is {GROUP // 2} bytes",
+        )
     pairs = _ELEMENTS[_BYTES].to(packed.device, dtype)
     values = pairs[packed.int()].reshape(*scale.shape, GROUP)
     return values.mul_(_SCALES.to(scale.device, dtype)[scale.int()][..., None]).flatten(-2)
@@ -58,14 +64,16 @@ def quantise(values: Tensor) -> tuple[Tensor, Tensor]:
     The rule of the OCP specification (section 6.3): the shared exponent is floor(log2 max|v|) - 2, held to -127..127;
     v / 2^exponent is rounded to the nearest E2M1 value, ties to an even mantissa, and saturates at +-6. A zero keeps
     its sign, and an all-zero group gets scale 1. Values that were dequantised come back unchanged.
-    Raises ValueError for NaN, an infinity, or a K that is no multiple of 32.
+    Raises UserError for NaN, an infinity, or a K that is no multiple of 32.
     """
     if values.shape[-1] % GROUP:
-        raise ValueError(f"{values.shape[-1]} elements are no whole number of groups of {GROUP}")
+        raise UserError(
+            f"{values.shape[-1]} elements are no whole number of MXFP4 groups", f"use a multiple of {GROUP}"
+        )
     groups = values.unflatten(-1, (-1, GROUP))
     largest = groups.abs().amax(-1)
     if not largest.isfinite().all():
-        raise ValueError("only finite values have an MXFP4 form")
+        raise UserError("NaN and infinities have no MXFP4 form", "quantise finite values")
     exponent = torch.frexp(largest).exponent - 1 - _ELEMENT_EMAX
     exponent = torch.where(largest == 0, 0, exponent.clamp(-127, 127))
     # Multiplying by the opposite scale is exact, save for results far below the first midpoint.
