@@ -48,7 +48,7 @@ def test_files_of_a_checkpoint(nano_checkpoint, nano):
     assert index["metadata"]["total_size"] == sum(
         tensor.nbytes for path in shards for tensor in load_file(nano_checkpoint / path).values()
     )
-    with pytest.raises(UserError, match="layers.1.*missing"):
+    with pytest.raises(UserError, match=r"layers\.1.*missing"):
         Checkpoint(nano_checkpoint)
 
 

@@ -114,10 +114,13 @@ def _kda(a: Architecture, a_log: ALog) -> _Tensors:
     yield "f_b_proj.weight", _bf16(channels, rank)
     for name in "qkv":
         yield f"{name}_conv1d.weight", _f32(channels, 1, a.kda.conv_width)
-    yield "A_log", {
-        ALog.VECTOR: TensorInfo((heads,), DType.F32, zero_tail=True),
-        ALog.BROADCAST: _f32(1, 1, heads, 1),
-    }[a_log]
+    yield (
+        "A_log",
+        {
+            ALog.VECTOR: TensorInfo((heads,), DType.F32, zero_tail=True),
+            ALog.BROADCAST: _f32(1, 1, heads, 1),
+        }[a_log],
+    )
     yield "dt_bias", _f32(channels)
     yield "o_norm.weight", _bf16(a.kda.head_dim)
     yield "o_proj.weight", _bf16(d, channels)

@@ -51,9 +51,7 @@ def load_ends(checkpoint: Checkpoint, shard: Shard) -> ModelWeights:
     )
 
 
-def load_layer(
-    checkpoint: Checkpoint, layer: int, shard: Shard, *, min_expert_intermediate: int = 0
-) -> LayerWeights:
+def load_layer(checkpoint: Checkpoint, layer: int, shard: Shard, *, min_expert_intermediate: int = 0) -> LayerWeights:
     """One layer (counted from zero) of one rank, in fresh contiguous CPU tensors.
 
     Expert intermediate sizes below `min_expert_intermediate` (a multiple of 32) are padded to it: rows of w13 behind
@@ -206,9 +204,7 @@ def _moe(checkpoint: Checkpoint, prefix: str, shard: Shard, min_expert_intermedi
     )
 
 
-def _experts(
-    checkpoint: Checkpoint, prefix: str, shard: Shard, min_expert_intermediate: int
-) -> tuple[Mxfp4, Mxfp4]:
+def _experts(checkpoint: Checkpoint, prefix: str, shard: Shard, min_expert_intermediate: int) -> tuple[Mxfp4, Mxfp4]:
     """w13 = gate | up and w2 of every expert, the intermediate channels of this rank."""
     moe = checkpoint.architecture.moe
     part = _split("expert intermediate channels", moe.expert_intermediate_size, shard, GROUP)
