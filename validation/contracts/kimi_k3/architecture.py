@@ -12,6 +12,10 @@ from ...records import Frozen
 
 CONFIG = Path(__file__).parent / "config.json"
 
+# The same architecture at tiny widths, every mechanism alive: 13 layers in three AttnRes blocks, KDA and MLA layers
+# with the last two both MLA, a dense first layer, latent MoE; every sharded size divides by 16.
+NANO = Path(__file__).parent / "nano.json"
+
 # The fused in-projection is padded to this many rows, so that a row of its output keeps 32-byte slices.
 PROJECTION_ALIGNMENT = 16
 
@@ -43,7 +47,7 @@ class TextConfig(_Published):
     num_attention_heads: PositiveInt
     vocab_size: PositiveInt
     max_position_embeddings: PositiveInt
-    tie_word_embeddings: bool
+    tie_word_embeddings: Literal[False]
     rms_norm_eps: PositiveFloat
     hidden_act: Literal["situ"]
     activation_situ_beta: PositiveFloat
@@ -61,7 +65,7 @@ class TextConfig(_Published):
     moe_layer_freq: Literal[1]
     num_experts: PositiveInt
     num_experts_per_token: PositiveInt
-    num_shared_experts: int = Field(ge=0)
+    num_shared_experts: PositiveInt
     num_expert_group: Literal[1]
     topk_group: Literal[1]
     moe_intermediate_size: PositiveInt
