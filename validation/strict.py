@@ -56,7 +56,7 @@ def read(path: Path, model: type[Model]) -> Model:
     try:
         text = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot be read: {error}", "check the path, the permissions and the encoding") from error
+        raise UserError(f"{path}: cannot be read: {error}", "check path, permissions and encoding") from error
     return parse(text, model, path)
 
 

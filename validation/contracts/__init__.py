@@ -86,4 +86,5 @@ def _known(kind: str, name: str, names: tuple[str, ...]) -> str:
     if name in names:
         return name
     near = get_close_matches(name, names, n=1)
-    raise UserError(f"no {kind} is called {name!r}", f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names)}")
+    how = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names)}"
+    raise UserError(f"no {kind} is called {name!r}", how)

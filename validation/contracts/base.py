@@ -82,7 +82,7 @@ class Comparison(Frozen):
     ratio: float = Field(default=1.25, ge=1)
     floor: float = Field(default=0.0, ge=0, description="relative to the root mean square of the expected row")
     max_ratio: float = Field(default=4.0, ge=1, description="the same factor for the largest error")
-    row_axes: int = Field(default=1, ge=1, description="leading axes that count as rows when errors are scaled and located")
+    row_axes: int = Field(default=1, ge=1, description="leading axes that count as rows when errors are scaled")
 
 
 class OpContract(ABC):

@@ -131,7 +131,7 @@ def decide(comparison: Comparison, measurements: Iterable[Measurement]) -> Rulin
         )
 
     if not math.isfinite(plain.maximum):
-        return ruling(Decision.INVALID, "numerics.reference_not_finite", "the plain path is not finite where it must be")
+        return ruling(Decision.INVALID, "numerics.reference_not_finite", "the plain path is not finite")
     at = worst[0]
     where = f"worst at {list(at.index)} (row {at.row}): expected {at.expected}, got {at.got}, plain path {at.plain}"
     if not math.isfinite(candidate.maximum):

@@ -89,7 +89,7 @@ def test_a_layer_in_both_lists(tmp_path):
     data["text_config"]["linear_attn_config"]["kda_layers"][-1] = 93
     path = tmp_path / "config.json"
     path.write_text(json.dumps(data))
-    with pytest.raises(UserError, match="linear_attn_config: kda_layers and full_attn_layers must hold each of 1 to 93"):
+    with pytest.raises(UserError, match="linear_attn_config: kda_layers and full_attn_layers must hold each"):
         Architecture.from_config(path)
 
 

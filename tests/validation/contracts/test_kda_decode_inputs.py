@@ -18,7 +18,7 @@ def workload(op):
 
 def step_of(op, workload, distribution, seed=2):
     inputs = op.make_inputs(workload, distribution, seed)
-    oracle = op._oracle(workload)
+    oracle = op.stages(workload)
     return inputs, oracle, oracle.step(inputs)
 
 

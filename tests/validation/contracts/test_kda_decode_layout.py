@@ -112,7 +112,8 @@ def test_perturbing_a_row_touches_nothing_that_another_reads(op):
                  for name in ("projected", "conv_state", "recurrent_state")}  # fmt: skip
         # NaN padding columns differ from themselves in every row.
         columns = op.architecture.kda_shard(16).columns["pad"].start
-        moved["projected"] = (inputs["projected"] != changed["projected"])[:, :columns].any(1).nonzero().flatten().tolist()
+        differs = (inputs["projected"] != changed["projected"])[:, :columns].any(1)
+        moved["projected"] = differs.nonzero().flatten().tolist()
         page = [slot] if slot > 0 else []
         assert moved == {"projected": [row], "conv_state": page, "recurrent_state": page}
         assert all(torch.equal(inputs[n], changed[n]) for n in ("slots", "f_b", "conv_weight", "a_log", "dt_bias"))
@@ -122,8 +123,8 @@ def test_perturbing_a_row_touches_nothing_that_another_reads(op):
 
 
 def test_cost_by_hand(op):
-    # TP8, one row: state 12 x 64 KiB each way; window 3 x 4608 bf16 each way; row 6284 bf16; slot 4 B; output 1536 bf16;
-    # weights 1536 x 128 bf16 + 4608 x 4 f32 + 12 f32 + 1536 f32 + 128 bf16.
+    # TP8, one row: state 12 x 64 KiB each way; window 3 x 4608 bf16 each way; row 6284 bf16; slot 4 B;
+    # output 1536 bf16; weights 1536 x 128 bf16 + 4608 x 4 f32 + 12 f32 + 1536 f32 + 128 bf16.
     weights = 393_216 + 73_728 + 48 + 6_144 + 256
     cost = op.cost(op.workloads()[0])
     assert cost.bytes_read == weights + 786_432 + 27_648 + 12_568 + 4

@@ -88,13 +88,14 @@ def test_oracle_against_loops(op, workload, distribution):
         assert np.abs(expected["out"][row].numpy() - out).max() <= 1e-11 * max(np.abs(out).max(), 1e-30)
 
 
+@pytest.mark.slow  # importing fla-core takes most of it
 @pytest.mark.parametrize("distribution", ["typical", "decay_extremes", "beta_extremes", "accumulated"])
 def test_oracle_core_against_fla_core(op, workload, distribution):
     """fla-core's naive recurrence computes in float32, with the state as [K, V] and the gate given in logarithms."""
     gate = pytest.importorskip("fla.ops.kda.gate")
     naive = pytest.importorskip("fla.ops.kda.naive")
     inputs = op.make_inputs(workload, distribution, 5)
-    oracle = op._oracle(workload)
+    oracle = op.stages(workload)
     step = oracle.step(inputs)
     core, state = oracle.recurrence(step)
     q, k, v = oracle.convolved(step)

@@ -57,7 +57,7 @@ def test_line_of_toml(path, line):
 
 
 def test_line_ends_of_other_systems():
-    text = 'a = "\u2028\x0b"\r\n[t]\r\nb = 1\r\n'
+    text = 'a = "\u2028\x85"\r\n[t]\r\nb = 1\r\n'
     assert strict.line_of(text, ("t", "b"), suffix=".toml") == 3
 
 

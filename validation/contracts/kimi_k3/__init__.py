@@ -19,10 +19,15 @@ _SHARED = ("__init__.py", "architecture.py", "config.json", "contract.toml")
 FILES: dict[str, tuple[str, ...]] = {
     "kda_decode": (
         *_SHARED,
-        *(
-            f"kda_decode/{name}.py"
-            for name in ("__init__", "contract", "hypotheses", "inputs", "layout", "oracle", "plain", "stock", "stock_conv")
-        ),
+        "kda_decode/__init__.py",
+        "kda_decode/contract.py",
+        "kda_decode/hypotheses.py",
+        "kda_decode/inputs.py",
+        "kda_decode/layout.py",
+        "kda_decode/oracle.py",
+        "kda_decode/plain.py",
+        "kda_decode/stock.py",
+        "kda_decode/stock_conv.py",
     ),
 }
 

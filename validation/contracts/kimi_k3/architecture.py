@@ -102,7 +102,7 @@ class NormEps(Frozen):
 
     backbone: PositiveFloat = Field(description="input, post-attention, AttnRes, routed-expert and final RMSNorm")
     kda_output: PositiveFloat = Field(default=1e-5, description="per-head gated RMSNorm of KDA")
-    kda_l2: PositiveFloat = Field(default=1e-6, description="added to the sum of squares of q and of k, inside the root")
+    kda_l2: PositiveFloat = Field(default=1e-6, description="added to the sum of squares of q and k, inside the root")
     mla_q_a: PositiveFloat = Field(default=1e-6, description="RMSNorm of the query latent; some engines use 1e-5")
     mla_kv_a: PositiveFloat = Field(default=1e-6, description="RMSNorm of the KV latent; some engines use 1e-5")
 

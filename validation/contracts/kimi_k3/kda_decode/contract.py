@@ -98,11 +98,11 @@ class KdaDecode(OpContract):
         """Contiguous CPU tensors: static, inputs and initial state. Equal arguments give equal bits."""
         from .inputs import draw
 
-        return draw(self._oracle(workload), workload, distribution, seed)
+        return draw(self.stages(workload), workload, distribution, seed)
 
     def oracle(self, inputs: "Tensors", workload: Workload) -> "dict[str, Tensor]":
         """`conv_state` in bf16, `recurrent_state` and `out` in float64."""
-        return self._oracle(workload)(inputs)
+        return self.stages(workload)(inputs)
 
     def plain(self, inputs: "Tensors", workload: Workload) -> "dict[str, Tensor]":
         """Unfused float32, two passes over the state; see plain.py."""
@@ -127,7 +127,7 @@ class KdaDecode(OpContract):
         from .hypotheses import VARIANTS
 
         def bound(variant: Callable) -> "Path":
-            return lambda inputs, workload: variant(self._oracle(workload), inputs, workload)
+            return lambda inputs, workload: variant(self.stages(workload), inputs, workload)
 
         return {description: bound(variant) for description, variant in VARIANTS.items()}
 
@@ -169,7 +169,8 @@ class KdaDecode(OpContract):
     def _shard(self, workload: Workload) -> KdaShard:
         return layout.shard_of(self.architecture, workload)
 
-    def _oracle(self, workload: Workload) -> "Oracle":
+    def stages(self, workload: Workload) -> "Oracle":
+        """The oracle at `workload`, with its stages to be called apart."""
         from .oracle import Oracle
 
         return Oracle(self._shard(workload), self.architecture.eps, self.architecture.kda.gate_lower_bound)
