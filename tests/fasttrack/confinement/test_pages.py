@@ -29,3 +29,10 @@ def test_an_honest_page_passes():
 def test_what_runs_loads_or_leads_away_is_refused(exploit):
     assert list(check_page(HONEST.replace("</body>", f"{exploit}</body>")))
     assert list(check_page(f"<p>x</p>\n{exploit}\n"))[0][0] == 2
+
+
+@pytest.mark.parametrize("unit", ["<!--", "<a ", "<a b='", "<![", "</", "<", "<a b=\"<a b='"])
+def test_hostile_pages_are_read_in_time(unit):
+    """Each would take hours if reading were quadratic."""
+    assert list(check_page(unit * ((1 << 19) // len(unit))))
+    assert list(check_page(unit * ((1 << 19) // len(unit)) + ">"))

@@ -192,8 +192,8 @@ def test_risks_are_found_by_reading(report):
         "several streams", "prefetch launch", "early programmatic launch"}  # fmt: skip
 
 
-@pytest.mark.parametrize("measured", [False, True])
-def test_a_real_browser_shows_it(make_report, tmp_path, measured):
+@pytest.mark.slow
+def test_a_real_browser_shows_it(make_report, tmp_path):
     """Rendered height, no horizontal overflow of the page, and no request for anything but the page itself."""
     chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if chromium is None:
@@ -201,7 +201,7 @@ def test_a_real_browser_shows_it(make_report, tmp_path, measured):
     page = tmp_path / "design.html"
     probe = ("<script>document.title = JSON.stringify([document.documentElement.scrollWidth <= innerWidth, "
              "document.body.scrollHeight, performance.getEntriesByType('resource').length])</script>")  # fmt: skip
-    page.write_text(render(make_report(HOSTILE, measured_cells=measured))[1].replace("</body>", probe + "</body>"))
+    page.write_text(render(make_report(HOSTILE, measured_cells=True))[1].replace("</body>", probe + "</body>"))
     for width in (1200, 500):
         done = subprocess.run(
             [chromium, "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking",
