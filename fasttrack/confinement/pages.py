@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from html.parser import HTMLParser
 
 _TAGS = frozenset(
-    "html head meta title style body header main nav section article aside footer h1 h2 h3 h4 p a ul ol li dl dt dd div "
-    "span strong em small code pre table caption thead tbody tfoot tr th td details summary blockquote figure figcaption "
+    "html head meta title style body header main nav section article footer h1 h2 h3 h4 p a ul ol li dl dt dd div "
+    "span strong em small code pre table caption thead tbody tfoot tr th td details summary figure figcaption "
     "hr br abbr time sub sup img svg g rect line path text tspan circle polyline desc defs marker".split()
 )
 _ATTRIBUTES = re.compile(
@@ -40,7 +40,11 @@ class _Reader(HTMLParser):
                 self.refuse(f"a link that is not relative: {value[:60]!r}")
             elif name == "src" and not _IMAGE.fullmatch(value):
                 self.refuse(f"loads {value[:60]!r}")
-            elif name in ("fill", "stroke", "marker-end") and "(" in value and not re.fullmatch(r"(url\(#|var\(--)[\w-]+\)", value):
+            elif (
+                name in ("fill", "stroke", "marker-end")
+                and "(" in value
+                and not re.fullmatch(r"(url\(#|var\(--)[\w-]+\)", value)
+            ):
                 self.refuse(f"{name}={value[:60]!r}")
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:

@@ -19,9 +19,9 @@ _NAMES = frozenset(
 )
 # Modules that allowed libraries import for themselves, and that must not be reached through them.
 _MODULES = frozenset(
-    "os sys importlib subprocess socket ctypes builtins shutil inspect gc threading multiprocessing pickle pathlib types "
-    "tempfile io signal atexit weakref operator time random json platform glob site runpy code codecs marshal mmap "
-    "urllib http asyncio concurrent logging warnings traceback linecache tokenize ast dis".split()
+    "os sys importlib subprocess socket ctypes builtins shutil inspect gc threading multiprocessing pickle "
+    "pathlib types tempfile io signal atexit weakref operator time random json platform glob site runpy code codecs "
+    "marshal mmap urllib http asyncio concurrent logging warnings traceback linecache tokenize ast dis".split()
 )
 _DUNDERS = frozenset(
     "__name__ __doc__ __init__ __post_init__ __call__ __len__ __iter__ __eq__ __hash__ __repr__ __str__ __enter__ "
