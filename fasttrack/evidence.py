@@ -82,7 +82,9 @@ class Predicate(Frozen):
     stage: Stage
     model: Name
     op: Name | None = Field(description="None for results about the whole model")
-    kernels: tuple[SourcePath, ...] = Field(min_length=1, description="entry files; subjects are these and their imports")
+    kernels: tuple[SourcePath, ...] = Field(
+        min_length=1, description="entry files; subjects are these and their imports"
+    )
     verdict: Verdict
     toolchain: dict[str, str]
     hardware: dict[str, str]
@@ -175,7 +177,9 @@ def kernel_closure(entries: Iterable[str], files: Mapping[str, bytes]) -> dict[s
         if name in found:
             continue
         if name not in files:
-            raise UserError(f"{name}, named by {asker}, is not in the model directory", "add the file, or the right name")
+            raise UserError(
+                f"{name}, named by {asker}, is not in the model directory", "add the file, or the right name"
+            )
         found[name] = files[name]
         parents = [posixpath.join(*name.split("/")[:depth], "__init__.py") if depth else "__init__.py"
                    for depth in range(len(name.split("/")))]  # fmt: skip

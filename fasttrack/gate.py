@@ -87,9 +87,14 @@ def contract_files(model: str, op: str, files: Files) -> Files:
     own = f"contracts/{model}/"
     chosen = {name: data for name, data in files.items() if name.startswith(own) and not name.endswith(".md")}
     if not chosen:
-        raise UserError(f"there is no contract for model {model!r}", "a person onboards a model, with its contract, first")
-    return chosen | {name: data for name, data in files.items()
-                     if PurePosixPath(name).parent == PurePosixPath("contracts") and name.endswith(".py")}  # fmt: skip
+        raise UserError(
+            f"there is no contract for model {model!r}", "a person onboards a model, with its contract, first"
+        )
+    return chosen | {
+        name: data
+        for name, data in files.items()
+        if PurePosixPath(name).parent == PurePosixPath("contracts") and name.endswith(".py")
+    }
 
 
 def policy_files(objects: Repository, base: str) -> tuple[str, Files]:
@@ -98,13 +103,24 @@ def policy_files(objects: Repository, base: str) -> tuple[str, Files]:
     if any(name.startswith("judge/") for name in files):
         return "base tree", files
     root = Path(importlib.util.find_spec("fasttrack_validation").origin).parent
-    return "installed package", {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*")
-                                 if path.is_file() and "__pycache__" not in path.parts}  # fmt: skip
+    return "installed package", {
+        path.relative_to(root).as_posix(): path.read_bytes()
+        for path in root.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
 
 
-def run_gate(repo: Path, base: str, head: str, model: str, *, root: str = "models", limits: Limits | None = None,
-             contract_of: ContractFiles = contract_files, parse_manifest: Callable[[str, str], Any] | None = None
-             ) -> GateResult:  # fmt: skip
+def run_gate(
+    repo: Path,
+    base: str,
+    head: str,
+    model: str,
+    *,
+    root: str = "models",
+    limits: Limits | None = None,
+    contract_of: ContractFiles = contract_files,
+    parse_manifest: Callable[[str, str], Any] | None = None,
+) -> GateResult:
     """Decides about merging `head` into `base`, for one model, from any directory and without a checkout.
 
     `contract_of` picks the files of an op's contract. UserError for wrong usage (unknown revision, no repository).
@@ -121,8 +137,10 @@ def run_gate(repo: Path, base: str, head: str, model: str, *, root: str = "model
     stages = [_confinement(confinement)]
     draft = [_finding(finding, StageStatus.PASS) for finding in confinement.notices]
     if confinement.outcome is None:
-        stages += [StageResult(stage=stage, status=StageStatus.NOT_RUN, summary="there is no merge result to read")
-                   for stage in ("manifest", "evidence")]  # fmt: skip
+        stages += [
+            StageResult(stage=stage, status=StageStatus.NOT_RUN, summary="there is no merge result to read")
+            for stage in ("manifest", "evidence")
+        ]
     else:
         manifest, stage = _manifest(files, directory, model, parse_manifest)
         stages.append(stage)
@@ -130,29 +148,58 @@ def run_gate(repo: Path, base: str, head: str, model: str, *, root: str = "model
             stages.append(StageResult(stage="evidence", status=StageStatus.NOT_RUN, summary="needs a valid manifest"))
         else:
             found, reasons = read_statements(files, directory)
-            reasons += [reason for op, entry in manifest.ops.items()
-                        for reason in _op(op, entry, found, files, directory, model, policy, contract_of)]  # fmt: skip
+            reasons += [
+                reason
+                for op, entry in manifest.ops.items()
+                for reason in _op(op, entry, found, files, directory, model, policy, contract_of)
+            ]
             stages += [_evidence(manifest, reasons), _performance(found)]
             draft += _self_reported(found) + list(_uncovered(manifest, files, confinement))
-    stages.append(StageResult(stage="rejudge", status=StageStatus.NOT_RUN, required=False, summary="this gate runs no "
-                              "code of the head; the judge runs in its own sandboxed job"))  # fmt: skip
-    return GateResult(model=model, base=base, head=head, policy=source, stages=tuple(stages), draft_only=tuple(draft),
-                      confinement=confinement)  # fmt: skip
+    stages.append(
+        StageResult(
+            stage="rejudge",
+            status=StageStatus.NOT_RUN,
+            required=False,
+            summary="this gate runs no code of the head; the judge runs in its own sandboxed job",
+        )
+    )
+    return GateResult(
+        model=model,
+        base=base,
+        head=head,
+        policy=source,
+        stages=tuple(stages),
+        draft_only=tuple(draft),
+        confinement=confinement,
+    )
 
 
 def _finding(finding: Finding, status: StageStatus = StageStatus.FAIL) -> Reason:
-    return Reason(id=finding.rule, message=f"{finding.title}: {finding.message}", remedy=finding.remedy, status=status,
-                  path=finding.path, line=finding.line)  # fmt: skip
+    return Reason(
+        id=finding.rule,
+        message=f"{finding.title}: {finding.message}",
+        remedy=finding.remedy,
+        status=status,
+        path=finding.path,
+        line=finding.line,
+    )
 
 
 def _confinement(confinement: Confinement) -> StageResult:
     status = StageStatus.PASS if confinement.passed else StageStatus.EMPTY if confinement.empty else StageStatus.FAIL
     count = len(confinement.files)
-    summary = f"{count} file{'s' * (count != 1)} differ, all below {confinement.directory}/" if confinement.passed else (
-        f"{len(confinement.findings)} findings")  # fmt: skip
+    summary = (
+        f"{count} file{'s' * (count != 1)} differ, all below {confinement.directory}/"
+        if confinement.passed
+        else (f"{len(confinement.findings)} findings")
+    )
     reasons = tuple(_finding(finding) for finding in confinement.findings)
-    return StageResult(stage="confinement", status=status, reasons=reasons,
-                       summary=f"{summary} (proved: {', '.join(confinement.proved)})")  # fmt: skip
+    return StageResult(
+        stage="confinement",
+        status=status,
+        reasons=reasons,
+        summary=f"{summary} (proved: {', '.join(confinement.proved)})",
+    )
 
 
 def _manifest(files: Files, directory: str, model: str, parse: Callable[[str, str], Any]) -> tuple[Any, StageResult]:
@@ -163,7 +210,9 @@ def _manifest(files: Files, directory: str, model: str, parse: Callable[[str, st
         return None, StageResult(stage="manifest", status=StageStatus.FAIL, summary=message, reasons=(reason,))
 
     if MANIFEST not in files:
-        return fail("manifest.missing", f"{path} does not exist", "add the manifest: it names the model's ops and files")
+        return fail(
+            "manifest.missing", f"{path} does not exist", "add the manifest: it names the model's ops and files"
+        )
     try:
         manifest = parse(files[MANIFEST].decode("utf-8"), path)
     except UnicodeDecodeError:
@@ -196,13 +245,23 @@ def read_statements(files: Files, directory: str) -> tuple[dict[str, evidence.St
     return found, reasons
 
 
-def _op(op: str, entry: Any, found: Mapping[str, evidence.Statement], files: Files, directory: str, model: str,
-        policy: Files, contract_of: ContractFiles) -> Iterator[Reason]:  # fmt: skip
+def _op(
+    op: str,
+    entry: Any,
+    found: Mapping[str, evidence.Statement],
+    files: Files,
+    directory: str,
+    model: str,
+    policy: Files,
+    contract_of: ContractFiles,
+) -> Iterator[Reason]:
     """Reasons against one op: its judge's statement must be there, fresh, about these kernels, and accepted."""
     path = f"{evidence.STATEMENTS}/{op}.{evidence.Stage.JUDGE}.json"
 
     def reason(id: str, message: str, remedy: str = _PROPOSE, status: StageStatus = StageStatus.FAIL) -> Reason:
-        return Reason(id=id, message=f"{op}: {message}", remedy=remedy, status=status, path=f"{directory}/{path}", op=op)
+        return Reason(
+            id=id, message=f"{op}: {message}", remedy=remedy, status=status, path=f"{directory}/{path}", op=op
+        )
 
     if path not in found:
         if path not in files:
@@ -213,8 +272,10 @@ def _op(op: str, entry: Any, found: Mapping[str, evidence.Statement], files: Fil
     if (predicate.model, predicate.op) != (model, op):
         yield reason("evidence.other_op", f"the statement is about {predicate.model}/{predicate.op}")
     if set(predicate.kernels) != set(entry.kernels):
-        yield reason("evidence.other_kernels", f"the manifest names {sorted(entry.kernels)}, "
-                     f"the statement {sorted(predicate.kernels)}")  # fmt: skip
+        yield reason(
+            "evidence.other_kernels",
+            f"the manifest names {sorted(entry.kernels)}, the statement {sorted(predicate.kernels)}",
+        )
     try:
         contract = digest_files(dict(contract_of(model, op, policy)))
         fresh = evidence.freshness(statement, files, contract, evidence.judge_digest(policy))
@@ -264,15 +325,26 @@ def _measured(found: Mapping[str, evidence.Statement]) -> dict[str, int]:
 def _performance(found: Mapping[str, evidence.Statement]) -> StageResult:
     count = sum(_measured(found).values())
     if not count:
-        return StageResult(stage="performance", status=StageStatus.NOT_RUN, required=False, summary="no cell is measured")
-    return StageResult(stage="performance", status=StageStatus.PASS, required=False, summary=f"{count} measurements, all "
-                       "self-reported")  # fmt: skip
+        return StageResult(
+            stage="performance", status=StageStatus.NOT_RUN, required=False, summary="no cell is measured"
+        )
+    return StageResult(
+        stage="performance", status=StageStatus.PASS, required=False, summary=f"{count} measurements, all self-reported"
+    )
 
 
 def _self_reported(found: Mapping[str, evidence.Statement]) -> list[Reason]:
-    return [Reason(id="performance.self_reported", message=f"{path}: {count} measurements that nobody attests to",
-                   remedy="have a trusted machine repeat and sign them", status=StageStatus.PASS, path=path)
-            for path, count in _measured(found).items() if count]  # fmt: skip
+    return [
+        Reason(
+            id="performance.self_reported",
+            message=f"{path}: {count} measurements that nobody attests to",
+            remedy="have a trusted machine repeat and sign them",
+            status=StageStatus.PASS,
+            path=path,
+        )
+        for path, count in _measured(found).items()
+        if count
+    ]
 
 
 def _uncovered(manifest: Any, files: Files, confinement: Confinement) -> Iterator[Reason]:
@@ -286,55 +358,10 @@ def _uncovered(manifest: Any, files: Files, confinement: Confinement) -> Iterato
     for file in confinement.files:
         name = file.path.removeprefix(f"{confinement.directory}/")
         if file.status != "D" and name in files and name not in covered and name.endswith(_SOURCES):
-            yield Reason(id="evidence.uncovered", message=f"{name} changed, and no op's evidence exercises it",
-                         remedy="a person reads it, or an op covers it", status=StageStatus.PASS, path=file.path)  # fmt: skip
-
-
-def render_text(result: GateResult) -> str:
-    """The result for a terminal: one line a stage, its reasons below, each with what to do."""
-    lines = [f"gate {result.model}: {result.head[:12]} into {result.base[:12]}, policy from the {result.policy}"]
-    for stage in result.stages:
-        note = "" if stage.required else " (not required)"
-        lines.append(f"  {stage.status.replace('_', ' '):8} {stage.stage:12} {stage.summary}{note}")
-        for reason in stage.reasons:
-            lines += _lines(reason)
-    if result.draft_only:
-        lines.append("  stays a draft:")
-        for reason in result.draft_only:
-            lines += _lines(reason)
-    verdict = {0: "pass", 1: "fail", 3: "a required stage did not run", 4: "nothing to check"}[result.exit_code]
-    return "\n".join([*lines, f"{verdict}"]) + "\n"
-
-
-def _lines(reason: Reason) -> list[str]:
-    place = ":".join(str(part) for part in (reason.path, reason.line) if part)
-    return [f"    {place + ': ' if place else ''}{_printable(reason.message)} [{reason.id}]", f"      {reason.remedy}"]
-
-
-def _printable(text: str) -> str:
-    """`text` on one line without control characters: messages may quote the head's files."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-
-
-def render_json(result: GateResult) -> str:
-    """The result as JSON, exit code included."""
-    return evidence.canonical_json(result.model_dump(mode="json") | {"exit_code": result.exit_code}) + "\n"
-
-
-def render_annotations(result: GateResult) -> str:
-    """GitHub workflow commands: errors for what decides, warnings for what keeps the change a draft."""
-    rows = [("error" if stage.required and reason.status is StageStatus.FAIL else "warning", reason)
-            for stage in result.stages for reason in stage.reasons]  # fmt: skip
-    rows += [("warning", reason) for reason in result.draft_only]
-    lines = []
-    for level, reason in rows:
-        place = {"file": reason.path, "line": reason.line, "title": reason.id}
-        properties = ",".join(f"{key}={_escape(str(value), ':,')}" for key, value in place.items() if value)
-        lines.append(f"::{level} {properties}::{_escape(f'{_printable(reason.message)}. {reason.remedy}')}")
-    return "".join(f"{line}\n" for line in lines)
-
-
-def _escape(text: str, more: str = "") -> str:
-    for character in ("%", "\r", "\n", *more):
-        text = text.replace(character, f"%{ord(character):02X}")
-    return text
+            yield Reason(
+                id="evidence.uncovered",
+                message=f"{name} changed, and no op's evidence exercises it",
+                remedy="a person reads it, or an op covers it",
+                status=StageStatus.PASS,
+                path=file.path,
+            )

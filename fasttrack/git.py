@@ -204,7 +204,9 @@ class Repository:
 
     def tree_of(self, treeish: str) -> str:
         """The object id of the tree of a commit."""
-        return self._read("rev-parse", "--verify", "--end-of-options", f"{treeish}^{{tree}}").stdout.decode().split()[-1]
+        return (
+            self._read("rev-parse", "--verify", "--end-of-options", f"{treeish}^{{tree}}").stdout.decode().split()[-1]
+        )
 
     def merge_base(self, one: str, two: str) -> str | None:
         """The best common ancestor of two commits; None for unrelated histories.
@@ -333,7 +335,9 @@ class Repository:
         name, email = person or FALLBACK_IDENTITY
         names = {f"GIT_{who}_{key}": value for who in ("AUTHOR", "COMMITTER")
                  for key, value in (("NAME", name), ("EMAIL", email))}  # fmt: skip
-        self._write("commit", "--quiet", "--no-verify", "--cleanup=verbatim", "-F", "-", stdin=message.encode(), **names)
+        self._write(
+            "commit", "--quiet", "--no-verify", "--cleanup=verbatim", "-F", "-", stdin=message.encode(), **names
+        )
         return Commit(self.resolve("HEAD"), f"{name} <{email}>", person is None)
 
     def push(self, remote: str, branch: str) -> None:

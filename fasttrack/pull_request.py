@@ -21,7 +21,9 @@ class PullRequest(Frozen):
     blockers: tuple[str, ...] = Field(description="what a person has to settle before it leaves draft")
 
 
-def pull_request(data: ReportData, gate: GateResult | None, *, head: str, branch: str, base: str = "main") -> PullRequest:
+def pull_request(
+    data: ReportData, gate: GateResult | None, *, head: str, branch: str, base: str = "main"
+) -> PullRequest:
     """The draft for the commit `head`. `base` is the target branch."""
     from .report.render import environment
 
@@ -30,7 +32,9 @@ def pull_request(data: ReportData, gate: GateResult | None, *, head: str, branch
     body = environment().get_template("pull_request.md.j2").render(
         r=data, gate=gate, head=head, branch=branch, base=base, blockers=blockers
     )  # fmt: skip
-    return PullRequest(title=f"{data.model}: {ops}", body=body.strip() + "\n", branch=branch, base=base, blockers=blockers)
+    return PullRequest(
+        title=f"{data.model}: {ops}", body=body.strip() + "\n", branch=branch, base=base, blockers=blockers
+    )
 
 
 def leave_draft_blockers(data: ReportData, gate: GateResult | None, *, head: str) -> tuple[str, ...]:
@@ -51,7 +55,9 @@ def leave_draft_blockers(data: ReportData, gate: GateResult | None, *, head: str
     if not data.owner_paragraph.strip():
         found.append("the owner's paragraph is empty: a person writes it")
     if data.provenance.fallback_identity:
-        found.append("nobody was configured as author: commit again under a person's name (git config user.name, user.email)")
+        found.append(
+            "nobody was configured as author: commit again under a person's name (git config user.name, user.email)"
+        )
     if data.accepted < len(data.manifest_ops) or not data.manifest_ops:
         found.append(f"{data.accepted} of {len(data.manifest_ops)} ops have an accepted verdict")
     if not data.measured:

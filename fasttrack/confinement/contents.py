@@ -3,6 +3,7 @@
 import re
 import zlib
 from collections.abc import Iterator
+from itertools import islice
 from typing import NamedTuple
 
 from fasttrack_validation.records import Frozen
@@ -12,6 +13,7 @@ from .pages import check_page
 from .python_source import check_python
 
 MIB = 1 << 20
+MAX_PROBLEMS = 50
 _SOURCE = (".py", ".cu", ".cuh", ".h", ".hpp")
 _ANYWHERE = (*_SOURCE, ".md", ".json", ".txt")
 _BY_DIRECTORY = {
@@ -31,9 +33,9 @@ class Limits(Frozen):
     """Sizes in bytes, and counts. What is larger needs a person, not a larger limit in the same change."""
 
     max_text_bytes: int = MIB // 2
-    max_report_bytes: int = 2 * MIB
+    max_report_bytes: int = MIB
     max_evidence_bytes: int = 4 * MIB
-    max_unpacked_bytes: int = 64 * MIB
+    max_unpacked_bytes: int = 32 * MIB
     max_total_bytes: int = 32 * MIB
     max_files: int = 400
     max_commits: int = 200
@@ -53,7 +55,11 @@ class Problem(NamedTuple):
 
 
 def check_contents(relative: str, data: bytes, limits: Limits) -> Iterator[Problem]:
-    """Every rule that a file breaks by its kind and contents. `relative` is its path in the model directory."""
+    """The first MAX_PROBLEMS rules that a file breaks. `relative` is its path in the model directory."""
+    return islice(_problems(relative, data, limits), MAX_PROBLEMS)
+
+
+def _problems(relative: str, data: bytes, limits: Limits) -> Iterator[Problem]:
     reason = tool_configuration(relative)
     if reason:
         yield Problem("confinement.tool_configuration", 0, reason)

@@ -19,26 +19,30 @@ _NAMES = frozenset(
 )
 # Modules that allowed libraries import for themselves, and that must not be reached through them.
 _MODULES = frozenset(
-    "os sys importlib subprocess socket ctypes builtins shutil inspect gc threading multiprocessing pickle pathlib types "
-    "tempfile io signal atexit weakref operator time random json platform glob site runpy code codecs marshal mmap "
-    "urllib http asyncio concurrent logging warnings traceback linecache tokenize ast dis".split()
+    "os sys importlib subprocess socket ctypes builtins shutil inspect gc threading multiprocessing pickle "
+    "pathlib types tempfile io signal atexit weakref operator time random json platform glob site runpy code codecs "
+    "marshal mmap urllib http asyncio concurrent logging warnings traceback linecache tokenize ast dis".split()
 )
 _DUNDERS = frozenset(
     "__name__ __doc__ __init__ __post_init__ __call__ __len__ __iter__ __eq__ __hash__ __repr__ __str__ __enter__ "
     "__exit__ __version__ __all__ __annotations__ __getitem__ __contains__ __add__ __mul__ __slots__".split()
 )
 # What an allowed library offers to reach files, compilers, processes, other code, or state that others share.
-_LIBRARY = (
+_LIBRARY = frozenset((
     "torch.hub", "torch.load", "torch.save", "torch.serialization", "torch.package", "torch.multiprocessing",
     "torch.utils.cpp_extension", "torch.utils.data", "torch.utils.model_zoo", "torch.utils.tensorboard",
     "torch.utils.benchmark", "torch.testing", "torch.jit", "torch.library", "torch.classes", "torch.overrides",
     "torch.ops.load_library", "torch.distributed.rpc", "torch._C", "torch._dynamo", "torch._inductor", "torch.fx",
     "torch.utils._python_dispatch", "torch.set_default_dtype", "torch.set_default_device", "torch.manual_seed",
     "torch.set_default_tensor_type", "torch.set_num_threads", "torch.use_deterministic_algorithms",
-    "torch.set_float32_matmul_precision", "torch.cuda.memory.change_current_allocator", "torch.compile", "torch.profiler", "torch.autograd.profiler",
+    "torch.set_float32_matmul_precision", "torch.cuda.memory.change_current_allocator", "torch.compile",
+    "torch.profiler", "torch.autograd.profiler",
     "triton.runtime", "triton.compiler", "triton.backends", "triton.knobs", "triton.testing", "triton.profiler",
     "triton.tools", "triton._C", "triton.language.core.builtin",
-)  # fmt: skip
+))  # fmt: skip
+
+# Longer chains of attributes are refused: nothing honest needs them, and reading them costs time.
+_DEEPEST = 12
 
 
 class Found(NamedTuple):
@@ -67,38 +71,51 @@ def check_python(relative: str, text: str) -> Iterator[Found]:
 def _imported(tree: ast.AST) -> dict[str, str]:
     """Local name -> dotted origin for each import, and for each name that is bound to a part of one."""
     origins: dict[str, str] = {}
-    assigned = []
+    bound: dict[str, list[tuple[str, ast.AST]]] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
-                origins[alias.asname or alias.name.split(".")[0]] = alias.name if alias.asname else (
-                    alias.name.split(".")[0])  # fmt: skip
+                first = alias.name.split(".")[0]
+                origins[alias.asname or first] = alias.name if alias.asname else first
         elif isinstance(node, ast.ImportFrom):
             source = "." * node.level + (node.module or "")
-            for alias in node.names:
-                origins[alias.asname or alias.name] = f"{source}.{alias.name}"
+            origins |= {alias.asname or alias.name: f"{source}.{alias.name}" for alias in node.names}
         elif isinstance(node, ast.Assign | ast.NamedExpr | ast.AnnAssign) and node.value is not None:
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            assigned += [(target.id, node.value) for target in targets if isinstance(target, ast.Name)]
-    while True:
-        fresh = {name: origin for name, value in assigned
-                 if name not in origins and (origin := _origin(value, origins))}  # fmt: skip
-        if not fresh:
-            return origins
-        origins |= fresh
+            root = _chain(node.value)[0]
+            for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                if isinstance(target, ast.Name) and isinstance(root, ast.Name):
+                    bound.setdefault(root.id, []).append((target.id, node.value))
+    waiting = list(origins)
+    while waiting:
+        for name, value in bound.get(waiting.pop(), ()):
+            if name not in origins:
+                origins[name] = _origin(value, origins)
+                waiting.append(name)
+    return origins
+
+
+def _chain(node: ast.AST) -> tuple[ast.AST, list[str]]:
+    """The expression that a chain of attributes starts from, and their names; cut after _DEEPEST of them."""
+    names: list[str] = []
+    while len(names) < _DEEPEST:
+        if isinstance(node, ast.Attribute):
+            names.append(node.attr)
+            node = node.value
+        elif isinstance(node, ast.Call) and _getattr_name(node):
+            names.append(_getattr_name(node))
+            node = node.args[0]
+        else:
+            break
+    return node, names[::-1]
 
 
 def _origin(node: ast.AST, origins: dict[str, str]) -> str | None:
     """The dotted name that an expression denotes when it starts at an import: `t.cuda.Event` -> torch.cuda.Event."""
-    if isinstance(node, ast.Name):
-        return origins.get(node.id)
-    if isinstance(node, ast.Attribute):
-        base = _origin(node.value, origins)
-        return base and f"{base}.{node.attr}"
-    if isinstance(node, ast.Call) and _getattr_name(node):
-        base = _origin(node.args[0], origins)
-        return base and f"{base}.{_getattr_name(node)}"
-    return None
+    root, names = _chain(node)
+    if len(names) == _DEEPEST:
+        return ".".join(["(deep)", *names])
+    base = origins.get(root.id) if isinstance(root, ast.Name) else None
+    return base and ".".join([*base.split("."), *names][: _DEEPEST + 1])
 
 
 def _getattr_name(node: ast.Call) -> str | None:
@@ -161,9 +178,10 @@ def _denied(origin: str | None) -> list[str]:
     """The origin itself when it is, or passes through, something that no kernel needs."""
     if not origin or origin.startswith("."):
         return []
-    through = {part.lstrip("_") for part in origin.split(".")[1:]} & _MODULES
-    listed = any(origin == rule or origin.startswith(f"{rule}.") for rule in _LIBRARY)
-    return [origin] if through or listed else []
+    parts = origin.split(".")
+    through = any(part.lstrip("_") in _MODULES for part in parts[1:])
+    listed = any(".".join(parts[:end]) in _LIBRARY for end in range(2, len(parts) + 1))
+    return [origin] if through or listed or len(parts) > _DEEPEST else []
 
 
 def _patches(node: ast.AST, imported: dict[str, str]) -> Iterator[Found]:
@@ -187,4 +205,4 @@ def _patches(node: ast.AST, imported: dict[str, str]) -> Iterator[Found]:
             while isinstance(root, ast.Attribute | ast.Subscript):
                 root = root.value
             if isinstance(root, ast.Name) and root.id in imported:
-                yield Found("content.global_patch", target.lineno, f"{ast.unparse(target)} = ...")
+                yield Found("content.global_patch", target.lineno, f"into {root.id}, which is {imported[root.id]}")

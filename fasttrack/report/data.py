@@ -11,10 +11,11 @@ from fasttrack_validation.judge.verdict import Outcome, Status, TensorError, Ver
 from fasttrack_validation.records import Frozen, canonical_json, sha256
 
 from ..confinement.check import ChangedFile
-from ..evidence import PerformanceCell, Stage, Statement
+from ..evidence import Name, PerformanceCell, Stage, Statement
 
 _FIGURE = re.compile(
-    r"(?<![A-Za-z0-9_])\d+([.,]\d+)*\s*(x\b|×|%|percent\b|-?fold\b|times\b|[µu]s\b|ms\b|ns\b|seconds?\b|tok|[KMGT]i?B\b|[GTP]FLOP)", re.IGNORECASE
+    r"(?<![A-Za-z0-9_])\d+([.,]\d+)*\s*(x\b|×|%|percent\b|-?fold\b|times\b|[µu]s\b|ms\b|ns\b|seconds?\b|tok|[KMGT]i?B\b|[GTP]FLOP)",
+    re.IGNORECASE,
 )
 
 
@@ -143,11 +144,11 @@ class Decision(Frozen):
 class ReportData(Frozen):
     """Everything on the page."""
 
-    model: str
-    directory: str
+    model: Name
+    directory: str = Field(pattern="^[A-Za-z0-9_]+(/[A-Za-z0-9_]+)+$")
     problem: Prose
     ops: tuple[OpReport, ...]
-    manifest_ops: tuple[str, ...]
+    manifest_ops: tuple[Name, ...]
     envelope: dict[str, str] = Field(description="what the path is validated for; outside it the stock path runs")
     switch_off: str = Field(description="how an operator turns the path off")
     files: tuple[ChangedFile, ...]
@@ -174,7 +175,9 @@ class ReportData(Frozen):
     @property
     def evidence_digest(self) -> str:
         """SHA-256 over the statements: what a decision or a pull request refers to."""
-        return sha256(canonical_json({op.op: sha256(op.statement.canonical_json().encode()) for op in self.ops}).encode())
+        return sha256(
+            canonical_json({op.op: sha256(op.statement.canonical_json().encode()) for op in self.ops}).encode()
+        )
 
     @property
     def accepted(self) -> int:
@@ -214,7 +217,9 @@ class ReportData(Frozen):
             for cell in self.cells(op):
                 if isinstance(cell.candidate, NotMeasured):
                     reasons[cell.candidate.reason] = reasons.get(cell.candidate.reason, 0) + 1
-            rows += [(f"{op.op}: speed in {count} of {len(self.cells(op))} cells", why) for why, count in reasons.items()]
+            rows += [
+                (f"{op.op}: speed in {count} of {len(self.cells(op))} cells", why) for why, count in reasons.items()
+            ]
             rows += [(f"{op.op}: {check.check}, {check.title}", check.message or "the check did not run")
                      for check in op.verdict.checks if check.outcome is Outcome.NOT_RUN]  # fmt: skip
         told = {op.op for op in self.ops}

@@ -43,20 +43,31 @@ def draw(plan: KernelPack) -> Drawing:
     streams = list(dict.fromkeys(launch.stream for launch in plan.launches))
     lanes = tuple(Lane(TOP + row * LANE, stream) for row, stream in enumerate(streams))
     boxes, edges, words = [], [], []
-    buffers = [{a.buffer for a in launch.arguments.values() if isinstance(a, BufferArgument)} for launch in plan.launches]
+    buffers = [
+        {a.buffer for a in launch.arguments.values() if isinstance(a, BufferArgument)} for launch in plan.launches
+    ]
     for index, launch in enumerate(plan.launches):
         kernel = plan.kernels[launch.kernel]
         warps = kernel.options.get("num_warps")
         grid = " × ".join(map(str, launch.grid))
-        box = Box(LEFT + index * STEP, TOP + streams.index(launch.stream) * LANE, index + 1, kernel.function, grid,
-                  f"{warps} warps" if warps else "", launch.role is Role.PREFETCH)  # fmt: skip
+        box = Box(
+            LEFT + index * STEP,
+            TOP + streams.index(launch.stream) * LANE,
+            index + 1,
+            kernel.function,
+            grid,
+            f"{warps} warps" if warps else "",
+            launch.role is Role.PREFETCH,
+        )
         boxes.append(box)
         words.append(f"{index + 1}: {kernel.function}, grid {grid}, stream {launch.stream}, {launch.role}")
         earlier = range(index - 1, -1, -1)
         own = next((at for at in earlier if plan.launches[at].stream == launch.stream), None)
-        other = next((at for at in earlier if plan.launches[at].stream != launch.stream and buffers[at] & buffers[index]),
-                     None)  # fmt: skip
+        other = next(
+            (at for at in earlier if plan.launches[at].stream != launch.stream and buffers[at] & buffers[index]), None
+        )
         for at in {own, other} - {None}:
             edges.append((boxes[at].x + BOX, boxes[at].y + 30, box.x, box.y + 30))
-    return Drawing(LEFT + len(boxes) * STEP, TOP + len(lanes) * LANE, tuple(boxes), lanes, tuple(sorted(edges)),
-                   "; ".join(words))  # fmt: skip
+    return Drawing(
+        LEFT + len(boxes) * STEP, TOP + len(lanes) * LANE, tuple(boxes), lanes, tuple(sorted(edges)), "; ".join(words)
+    )

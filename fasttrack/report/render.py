@@ -73,7 +73,9 @@ def cell_lines(cell) -> tuple[tuple[str, str], ...]:
     if not isinstance(cell.candidate, Measured):
         lines = [("missing", f"not measured: {cell.candidate.reason}")]
         if cell.candidate.modelled:
-            lines.append(("modelled", f"modelled {microseconds(cell.candidate.modelled.microseconds)}, not a measurement"))
+            lines.append(
+                ("modelled", f"modelled {microseconds(cell.candidate.modelled.microseconds)}, not a measurement")
+            )
         return tuple(lines)
     lines = [("measured", f"{microseconds(cell.candidate.microseconds)} ({microseconds(cell.candidate.low)} to "
               f"{microseconds(cell.candidate.high)})")]  # fmt: skip

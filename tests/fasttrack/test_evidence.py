@@ -25,26 +25,57 @@ FILES = {
     "cuda/k.cu": b'#include "../cuda/k.cuh"\n#include <cuda.h>\n',
     "cuda/k.cuh": b"#pragma once\n",
 }
-CLOSURE = {"__init__.py", "kernels/__init__.py", "kernels/k.py", "kernels/shared.py", "kernels/deep/__init__.py",
-           "kernels/deep/tile.py", "kernels/deep/other.py", "layout.py"}  # fmt: skip
+CLOSURE = {
+    "__init__.py",
+    "kernels/__init__.py",
+    "kernels/k.py",
+    "kernels/shared.py",
+    "kernels/deep/__init__.py",
+    "kernels/deep/tile.py",
+    "kernels/deep/other.py",
+    "layout.py",
+}
 CONTRACT, JUDGE = "c" * 64, "d" * 64
 
 
 def verdict(**change) -> Verdict:
-    return Verdict(**{
-        "model": "alpha", "op": "kda_decode", "status": Status.ACCEPTED, "candidate_digest": "a" * 64,
-        "contract_digest": CONTRACT, "judge_digest": JUDGE, "config": {"block": 128}, "checks": (),
-        "executor": "interpreter", "sandbox": "namespaces",
-    } | change)  # fmt: skip
+    return Verdict(
+        **{
+            "model": "alpha",
+            "op": "kda_decode",
+            "status": Status.ACCEPTED,
+            "candidate_digest": "a" * 64,
+            "contract_digest": CONTRACT,
+            "judge_digest": JUDGE,
+            "config": {"block": 128},
+            "checks": (),
+            "executor": "interpreter",
+            "sandbox": "namespaces",
+        }
+        | change
+    )
 
 
 def statement(files=FILES, **change) -> evidence.Statement:
     return evidence.state(
-        evidence.Stage.JUDGE, verdict(**change), ["kernels/k.py"], files, toolchain={"triton": "3.9.0"},
-        hardware={"cpu": "two cores"}, software={"python": "3.11"}, configuration={"seed": 7},
-        performance=(evidence.PerformanceCell(hardware="H200", tp=8, bucket="1-4",
-                                              candidate=NotMeasured(reason="no GPU"), stock=NotMeasured(reason="no GPU")),),
-    )  # fmt: skip
+        evidence.Stage.JUDGE,
+        verdict(**change),
+        ["kernels/k.py"],
+        files,
+        toolchain={"triton": "3.9.0"},
+        hardware={"cpu": "two cores"},
+        software={"python": "3.11"},
+        configuration={"seed": 7},
+        performance=(
+            evidence.PerformanceCell(
+                hardware="H200",
+                tp=8,
+                bucket="1-4",
+                candidate=NotMeasured(reason="no GPU"),
+                stock=NotMeasured(reason="no GPU"),
+            ),
+        ),
+    )
 
 
 def test_closure_follows_imports_packages_and_includes():
@@ -52,10 +83,15 @@ def test_closure_follows_imports_packages_and_includes():
     assert set(evidence.kernel_closure(["cuda/k.cu"], FILES)) == {"cuda/k.cu", "cuda/k.cuh"}
 
 
-@pytest.mark.parametrize(("source", "says"), [
-    (b"from .absent import x\n", "kernels/k.py:1: imports .absent.x"), (b"from ... import x\n", "leaves the model"),
-    (b"def (", "does not parse"), (b"from . import nothing_here\n", None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        (b"from .absent import x\n", "kernels/k.py:1: imports .absent.x"),
+        (b"from ... import x\n", "leaves the model"),
+        (b"def (", "does not parse"),
+        (b"from . import nothing_here\n", None),
+    ],
+)
 def test_closure_refuses_what_it_cannot_resolve(source, says):
     files = FILES | {"kernels/k.py": source}
     if says is None:  # the name may be defined by the package itself
@@ -116,10 +152,19 @@ def test_a_package_file_that_appears_makes_evidence_stale():
 
 
 def test_judge_digest_covers_the_rooms_of_the_judge_only():
-    files = {"judge/verdict.py": b"1", "judge/recorder/x.py": b"2", "claims/cells.py": b"3", "judge/README.md": b"4",
-             "contracts/base.py": b"5", "judge.py": b"6", "errors.py": b"7"}  # fmt: skip
-    lines = [f"{hashlib.sha256(files[name]).hexdigest()}  {name}\n" for name in
-             ("claims/cells.py", "judge/recorder/x.py", "judge/verdict.py")]  # fmt: skip
+    files = {
+        "judge/verdict.py": b"1",
+        "judge/recorder/x.py": b"2",
+        "claims/cells.py": b"3",
+        "judge/README.md": b"4",
+        "contracts/base.py": b"5",
+        "judge.py": b"6",
+        "errors.py": b"7",
+    }
+    lines = [
+        f"{hashlib.sha256(files[name]).hexdigest()}  {name}\n"
+        for name in ("claims/cells.py", "judge/recorder/x.py", "judge/verdict.py")
+    ]
     assert evidence.judge_digest(files) == hashlib.sha256("".join(lines).encode()).hexdigest()
     with pytest.raises(UserError, match="no source of the judge"):
         evidence.judge_digest({"errors.py": b""})
@@ -140,21 +185,26 @@ def edited(change) -> bytes:
     return json.dumps(data).encode()
 
 
-@pytest.mark.parametrize(("change", "says"), [
-    (lambda d: d.update(extra=1), "extra"), (lambda d: d.pop("_type"), "_type"),
-    (lambda d: d.update(_type="x"), "_type"), (lambda d: d.update(predicateType="x"), "predicateType"),
-    (lambda d: d["predicate"].update(grade="attested"), "predicate.grade"),
-    (lambda d: d["predicate"].update(op="other"), "op of the statement"),
-    (lambda d: d["predicate"]["verdict"].update(contract_digest="0" * 64), "contract digest"),
-    (lambda d: d["predicate"]["verdict"].update(judge_digest="0" * 64), "judge digest"),
-    (lambda d: d["subject"].append(d["subject"][0]), "named twice"),
-    (lambda d: d["subject"].__delitem__(slice(None)), "is missing"),
-    (lambda d: d["subject"][0]["digest"].update(sha256="XYZ"), "sha256"),
-    (lambda d: d["predicate"]["verdict"].update(status="perfect"), "status"),
-    (lambda d: d["predicate"]["performance"][0].update(tp=0), "tp"),
-    (lambda d: d["predicate"].update(op="../../core"), "predicate.op"),
-    (lambda d: d["predicate"].update(kernels=["kernels/k.py\n```"]), "predicate.kernels.0"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda d: d.update(extra=1), "extra"),
+        (lambda d: d.pop("_type"), "_type"),
+        (lambda d: d.update(_type="x"), "_type"),
+        (lambda d: d.update(predicateType="x"), "predicateType"),
+        (lambda d: d["predicate"].update(grade="attested"), "predicate.grade"),
+        (lambda d: d["predicate"].update(op="other"), "op of the statement"),
+        (lambda d: d["predicate"]["verdict"].update(contract_digest="0" * 64), "contract digest"),
+        (lambda d: d["predicate"]["verdict"].update(judge_digest="0" * 64), "judge digest"),
+        (lambda d: d["subject"].append(d["subject"][0]), "named twice"),
+        (lambda d: d["subject"].__delitem__(slice(None)), "is missing"),
+        (lambda d: d["subject"][0]["digest"].update(sha256="XYZ"), "sha256"),
+        (lambda d: d["predicate"]["verdict"].update(status="perfect"), "status"),
+        (lambda d: d["predicate"]["performance"][0].update(tp=0), "tp"),
+        (lambda d: d["predicate"].update(op="../../core"), "predicate.op"),
+        (lambda d: d["predicate"].update(kernels=["kernels/k.py\n```"]), "predicate.kernels.0"),
+    ],
+)
 def test_reading_is_strict(change, says):
     with pytest.raises(UserError, match=says) as caught:
         evidence.parse(edited(change), "x.json")
@@ -164,7 +214,12 @@ def test_reading_is_strict(change, says):
 
 def test_json_is_strict():
     text = statement().canonical_json()
-    for bad in (text.replace('"seed":7', '"seed":7,"seed":8'), text.replace('"seed":7', '"seed":NaN'), "", "[" * 100_000):
+    for bad in (
+        text.replace('"seed":7', '"seed":7,"seed":8'),
+        text.replace('"seed":7', '"seed":NaN'),
+        "",
+        "[" * 100_000,
+    ):
         with pytest.raises(UserError, match="not strict JSON"):
             evidence.parse(bad.encode(), "x.json")
 

@@ -6,8 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 from fasttrack import evidence
-from fasttrack.gate import GateResult, contract_files, policy_files, render_annotations, render_json, render_text, run_gate
+from fasttrack.gate import GateResult, contract_files, policy_files, run_gate
 from fasttrack.git import Repository
+from fasttrack.report.gate import render_annotations, render_json, render_text
 from fasttrack_validation.claims.cells import Measured, NotMeasured
 from fasttrack_validation.errors import UserError
 from fasttrack_validation.judge.verdict import CheckResult, Outcome, Status, Verdict
@@ -17,9 +18,11 @@ M = "models/alpha"
 KERNEL = "kernels/k.py"
 STATEMENT = "evidence/statements/decode.judge.json"
 POLICY = {
-    "contracts/base.py": b"BASE = 1\n", "contracts/alpha/decode.py": b"OP = 1\n", "contracts/beta/x.py": b"X = 1\n",
+    "contracts/base.py": b"BASE = 1\n",
+    "contracts/alpha/decode.py": b"OP = 1\n",
+    "contracts/beta/x.py": b"X = 1\n",
     "judge/verdict.py": b"JUDGE = 1\n",
-}  # fmt: skip
+}
 CONTRACT = digest_files({name: POLICY[name] for name in ("contracts/base.py", "contracts/alpha/decode.py")})
 JUDGE = digest_files({"judge/verdict.py": POLICY["judge/verdict.py"]})
 MANIFEST = b'[model]\nname = "alpha"\n[ops.decode]\nkernels = ["kernels/k.py"]\n'
@@ -36,18 +39,40 @@ def parse_manifest(text: str, path: str):
 
 
 def statement(files: dict[str, bytes], *, performance=(), raw=(), kernels=(KERNEL,), **change) -> bytes:
-    verdict = Verdict(**{
-        "model": "alpha", "op": "decode", "status": Status.ACCEPTED, "candidate_digest": "a" * 64,
-        "contract_digest": CONTRACT, "judge_digest": JUDGE, "config": {}, "checks": PASSED,
-        "executor": "interpreter", "sandbox": "namespaces",
-    } | change)  # fmt: skip
-    made = evidence.state(evidence.Stage.JUDGE, verdict, kernels, files, toolchain={}, hardware={}, software={},
-                          configuration={}, performance=performance, raw=raw)  # fmt: skip
+    verdict = Verdict(
+        **{
+            "model": "alpha",
+            "op": "decode",
+            "status": Status.ACCEPTED,
+            "candidate_digest": "a" * 64,
+            "contract_digest": CONTRACT,
+            "judge_digest": JUDGE,
+            "config": {},
+            "checks": PASSED,
+            "executor": "interpreter",
+            "sandbox": "namespaces",
+        }
+        | change
+    )
+    made = evidence.state(
+        evidence.Stage.JUDGE,
+        verdict,
+        kernels,
+        files,
+        toolchain={},
+        hardware={},
+        software={},
+        configuration={},
+        performance=performance,
+        raw=raw,
+    )
     return (made.canonical_json() + "\n").encode()
 
 
 def tree(inside: dict[str, bytes], policy: dict[str, bytes] = POLICY) -> dict[str, bytes]:
-    return {f"{M}/{name}": data for name, data in inside.items()} | {f"validation/{name}": d for name, d in policy.items()}
+    return {f"{M}/{name}": data for name, data in inside.items()} | {
+        f"validation/{name}": d for name, d in policy.items()
+    }
 
 
 def gate(forge, inside: dict[str, bytes], policy: dict[str, bytes] = POLICY, **options) -> GateResult:
@@ -57,7 +82,7 @@ def gate(forge, inside: dict[str, bytes], policy: dict[str, bytes] = POLICY, **o
 
 
 def ids(result: GateResult, stage: str) -> list[str]:
-    found, = (one for one in result.stages if one.stage == stage)
+    (found,) = (one for one in result.stages if one.stage == stage)
     return [reason.id for reason in found.reasons]
 
 
@@ -68,8 +93,13 @@ def statuses(result: GateResult) -> dict[str, str]:
 def test_an_honest_change_passes(forge):
     result = gate(forge, INSIDE | {STATEMENT: statement(INSIDE)})
     assert result.exit_code == 0
-    assert statuses(result) == {"confinement": "pass", "manifest": "pass", "evidence": "pass", "performance": "not_run",
-                                "rejudge": "not_run"}  # fmt: skip
+    assert statuses(result) == {
+        "confinement": "pass",
+        "manifest": "pass",
+        "evidence": "pass",
+        "performance": "not_run",
+        "rejudge": "not_run",
+    }
     assert result.policy == "base tree" and result.draft_only == ()
 
 
@@ -78,33 +108,48 @@ def changed(**change) -> bytes:
 
 
 FAILURES = [
-    ("missing", {STATEMENT: None}, 1), ("malformed", {STATEMENT: b"{}\n"}, 1),
-    ("stale", {"kernels/shared.py": b"A = 2\n"}, 1), ("stale", {"__init__.py": b""}, 1),
-    ("stale", {STATEMENT: changed(contract_digest="0" * 64)}, 1), ("stale", {STATEMENT: changed(judge_digest="0" * 64)}, 1),
+    ("missing", {STATEMENT: None}, 1),
+    ("malformed", {STATEMENT: b"{}\n"}, 1),
+    ("stale", {"kernels/shared.py": b"A = 2\n"}, 1),
+    ("stale", {"__init__.py": b""}, 1),
+    ("stale", {STATEMENT: changed(contract_digest="0" * 64)}, 1),
+    ("stale", {STATEMENT: changed(judge_digest="0" * 64)}, 1),
     ("rejected", {STATEMENT: changed(status="rejected", reason="C1.error", message="off by 3")}, 1),
-    ("invalid", {STATEMENT: changed(status="invalid")}, 1), ("inconclusive", {STATEMENT: changed(status="inconclusive")}, 3),
-    ("not_run", {STATEMENT: changed(status="not_run")}, 3), ("inconsistent", {STATEMENT: changed(checks=())}, 1),
-    ("inconsistent", {STATEMENT: changed(checks=(*PASSED, CheckResult(check="C2", title="x", outcome=Outcome.FAIL)))}, 1),
+    ("invalid", {STATEMENT: changed(status="invalid")}, 1),
+    ("inconclusive", {STATEMENT: changed(status="inconclusive")}, 3),
+    ("not_run", {STATEMENT: changed(status="not_run")}, 3),
+    ("inconsistent", {STATEMENT: changed(checks=())}, 1),
+    (
+        "inconsistent",
+        {STATEMENT: changed(checks=(*PASSED, CheckResult(check="C2", title="x", outcome=Outcome.FAIL)))},
+        1,
+    ),
     ("other_op", {STATEMENT: changed(model="beta")}, 1),
     ("other_kernels", {STATEMENT: changed(kernels=("kernels/shared.py",))}, 1),
     ("misplaced", {"evidence/statements/other.judge.json": statement(INSIDE)}, 1),
     ("raw", {STATEMENT: changed(raw=(evidence.RawFile(path="evidence/raw.json", sha256="0" * 64),))}, 1),
     ("unresolved", {"kernels/shared.py": None}, 1),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("reason", "change", "code"), FAILURES)
 def test_evidence_that_does_not_count(forge, reason, change, code):
-    inside = {name: data for name, data in (INSIDE | {STATEMENT: statement(INSIDE)} | change).items() if data is not None}
+    inside = {
+        name: data for name, data in (INSIDE | {STATEMENT: statement(INSIDE)} | change).items() if data is not None
+    }
     result = gate(forge, inside)
     assert f"evidence.{reason}" in ids(result, "evidence")
     assert result.exit_code == code
 
 
-@pytest.mark.parametrize(("manifest", "reason"), [
-    (None, "manifest.missing"), (b"[model]\nname = 'beta'\n", "manifest.model"), (b"[model]\nname='alpha'\n[x]\n",
-    "manifest.invalid"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("manifest", "reason"),
+    [
+        (None, "manifest.missing"),
+        (b"[model]\nname = 'beta'\n", "manifest.model"),
+        (b"[model]\nname='alpha'\n[x]\n", "manifest.invalid"),
+    ],
+)
 def test_manifest(forge, manifest, reason):
     inside = {name: data for name, data in (INSIDE | {"fasttrack.toml": manifest}).items() if data is not None}
     result = gate(forge, inside)
@@ -153,8 +198,14 @@ def test_without_validation_the_installed_policy_counts(forge):
         source, installed = policy_files(objects, forge.commit({"a": b"1"}))
     assert source == "installed package" and "judge/verdict.py" in installed and "contracts/base.py" in installed
     made = statement(INSIDE, judge_digest=evidence.judge_digest(installed))
-    result = gate(forge, INSIDE | {STATEMENT: made}, {}, contract_of=lambda model, op, files: {
-        name: POLICY[name] for name in ("contracts/base.py", "contracts/alpha/decode.py")})  # fmt: skip
+    result = gate(
+        forge,
+        INSIDE | {STATEMENT: made},
+        {},
+        contract_of=lambda model, op, files: {
+            name: POLICY[name] for name in ("contracts/base.py", "contracts/alpha/decode.py")
+        },
+    )
     assert (result.policy, result.exit_code) == ("installed package", 0)
 
 
@@ -167,7 +218,9 @@ def test_model_without_contract(forge):
 
 def test_self_reported_measurements_keep_it_a_draft(forge):
     measured = Measured(microseconds=7.5, low=7.4, high=7.6, repetitions=5, method="graph", hardware="H200")
-    cell = evidence.PerformanceCell(hardware="H200", tp=8, bucket="1", candidate=measured, stock=NotMeasured(reason="no"))
+    cell = evidence.PerformanceCell(
+        hardware="H200", tp=8, bucket="1", candidate=measured, stock=NotMeasured(reason="no")
+    )
     result = gate(forge, INSIDE | {STATEMENT: statement(INSIDE, performance=(cell,))})
     assert result.exit_code == 0
     assert [reason.id for reason in result.draft_only] == ["performance.self_reported"]

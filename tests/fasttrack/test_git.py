@@ -75,7 +75,7 @@ def test_git_missing(checkout, monkeypatch):
 def test_old_git_cannot_merge(forge, monkeypatch):
     base = forge.commit({"a": b"1"})
     monkeypatch.setattr(git, "version", lambda: (2, 37, 9))
-    with Repository.open(forge.path).quarantine() as objects, pytest.raises(UserError, match="2.37.9") as caught:
+    with Repository.open(forge.path).quarantine() as objects, pytest.raises(UserError, match=r"2\.37\.9") as caught:
         objects.merge(base, base)
     assert caught.value.how == "install git 2.38 or newer"
 
@@ -98,7 +98,14 @@ def test_programs_that_a_repository_configures_never_run(checkout, tmp_path):
     script.chmod(0o755)
     hooks = checkout / ".git" / "hooks"
     hooks.mkdir(exist_ok=True)
-    for hook in ("pre-commit", "post-checkout", "commit-msg", "prepare-commit-msg", "post-commit", "reference-transaction"):
+    for hook in (
+        "pre-commit",
+        "post-checkout",
+        "commit-msg",
+        "prepare-commit-msg",
+        "post-commit",
+        "reference-transaction",
+    ):
         (hooks / hook).symlink_to(script)
     (checkout / ".git" / "info").mkdir(exist_ok=True)
     (checkout / ".git" / "info" / "attributes").write_text("*.py diff=trap merge=trap\n")
@@ -168,7 +175,9 @@ def test_identity(checkout, tmp_path, monkeypatch):
 
     first = commit("A = 2\n")
     assert (first.author, first.fallback_identity) == ("fasttrack <fasttrack@localhost>", True)
-    assert run(checkout, "log", "-1", "--format=%an <%ae> %cn", "proposal") == "fasttrack <fasttrack@localhost> fasttrack"
+    assert (
+        run(checkout, "log", "-1", "--format=%an <%ae> %cn", "proposal") == "fasttrack <fasttrack@localhost> fasttrack"
+    )
     run(checkout, "config", "user.name", "Ada Lovelace")
     assert commit("A = 3\n").fallback_identity
     run(checkout, "config", "user.email", "ada@example.org")

@@ -24,16 +24,29 @@ def make_report():
 def gate(status=StageStatus.PASS, head=HEAD, draft=()) -> GateResult:
     stage = StageResult(stage="evidence", status=status, summary="1 of 1 ops")
     confinement = Confinement(model="kimi_k3", directory="models/kimi_k3", base="b" * 40, head=head, outcome="c" * 40)
-    return GateResult(model="kimi_k3", base="b" * 40, head=head, policy="base tree", stages=(stage,), draft_only=draft,
-                      confinement=confinement)  # fmt: skip
+    return GateResult(
+        model="kimi_k3",
+        base="b" * 40,
+        head=head,
+        policy="base tree",
+        stages=(stage,),
+        draft_only=draft,
+        confinement=confinement,
+    )
 
 
 def ready(make_report):
     """A report with everything settled."""
     data = make_report(measured_cells=True)
     person = data.provenance.model_copy(update={"author": "Ada <ada@example.org>", "fallback_identity": False})
-    return data.model_copy(update={"owner_paragraph": "I read the schedule.", "provenance": person, "exams": (),
-                                   "manifest_ops": ("kda_decode",)})  # fmt: skip
+    return data.model_copy(
+        update={
+            "owner_paragraph": "I read the schedule.",
+            "provenance": person,
+            "exams": (),
+            "manifest_ops": ("kda_decode",),
+        }
+    )
 
 
 def test_a_settled_report_may_leave_draft(make_report):
@@ -41,26 +54,32 @@ def test_a_settled_report_may_leave_draft(make_report):
 
 
 def absent_measurements(data):
-    op, = data.ops
+    (op,) = data.ops
     predicate = op.statement.predicate.model_copy(update={"performance": ()})
     statement = op.statement.model_copy(update={"predicate": predicate})
     return data.model_copy(update={"ops": (op.model_copy(update={"statement": statement}),)})
 
 
-@pytest.mark.parametrize(("change", "answer", "says"), [
-    (lambda r: r, None, "the gate has not run"),
-    (lambda r: r, gate(head="e" * 40), "the gate ran on kimi_k3 at eeeeeeeeeeee"),
-    (lambda r: r, gate(StageStatus.FAIL), "the gate: evidence: 1 of 1 ops"),
-    (lambda r: r, gate(StageStatus.NOT_RUN), "the gate: evidence: 1 of 1 ops"),
-    (lambda r: r, gate(draft=(Reason(id="x.y", message="m", remedy="r"),)), "m [x.y]"),
-    (lambda r: r.model_copy(update={"owner_paragraph": " \n"}), gate(), "the owner's paragraph is empty"),
-    (lambda r: r.model_copy(update={"provenance": r.provenance.model_copy(update={"fallback_identity": True})}), gate(),
-     "nobody was configured as author"),
-    (lambda r: r.model_copy(update={"manifest_ops": ("kda_decode", "front_gemm")}), gate(), "1 of 2 ops"),
-    (absent_measurements, gate(), "no cell of 16 is measured"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "answer", "says"),
+    [
+        (lambda r: r, None, "the gate has not run"),
+        (lambda r: r, gate(head="e" * 40), "the gate ran on kimi_k3 at eeeeeeeeeeee"),
+        (lambda r: r, gate(StageStatus.FAIL), "the gate: evidence: 1 of 1 ops"),
+        (lambda r: r, gate(StageStatus.NOT_RUN), "the gate: evidence: 1 of 1 ops"),
+        (lambda r: r, gate(draft=(Reason(id="x.y", message="m", remedy="r"),)), "m [x.y]"),
+        (lambda r: r.model_copy(update={"owner_paragraph": " \n"}), gate(), "the owner's paragraph is empty"),
+        (
+            lambda r: r.model_copy(update={"provenance": r.provenance.model_copy(update={"fallback_identity": True})}),
+            gate(),
+            "nobody was configured as author",
+        ),
+        (lambda r: r.model_copy(update={"manifest_ops": ("kda_decode", "front_gemm")}), gate(), "1 of 2 ops"),
+        (absent_measurements, gate(), "no cell of 16 is measured"),
+    ],
+)
 def test_each_blocker_alone_keeps_it_a_draft(make_report, change, answer, says):
-    blocker, = leave_draft_blockers(change(ready(make_report)), answer, head=HEAD)
+    (blocker,) = leave_draft_blockers(change(ready(make_report)), answer, head=HEAD)
     assert blocker.startswith(says)
 
 
@@ -68,10 +87,15 @@ def test_body_says_what_a_reviewer_needs(make_report):
     made = pull_request(make_report(), gate(StageStatus.NOT_RUN), head=HEAD, branch="fasttrack/kimi_k3/1")
     assert made.draft and made.title == "kimi_k3: kda_decode"
     for part in (
-        "To be written by a person", "agent `search`", "cannot leave draft", f"fasttrack gate --base main --head {HEAD}",
+        "To be written by a person",
+        "agent `search`",
+        "cannot leave draft",
+        f"fasttrack gate --base main --head {HEAD}",
         "fasttrack evaluate kimi_k3 --op kda_decode --candidate models/kimi_k3/kernels/kda_decode.py",
-        "0 of 16", "exam AIME25: needs a server", make_report().evidence_digest,
-    ):  # fmt: skip
+        "0 of 16",
+        "exam AIME25: needs a server",
+        make_report().evidence_digest,
+    ):
         assert part in made.body
     assert made.body.count("- [ ] ") == len(made.blockers) >= 5
     assert "µs" not in made.body  # no figure travels without the report that explains it

@@ -71,6 +71,17 @@ CASES = [
     ("symlink to /etc", "symlink", {f"{M}/etc": ("120000", b"/etc")}, {f"{M}/etc.md": b"/etc\n"}),
     ("mode flip", "mode", {f"{M}/kernels/k.py": ("100755", BASE[f"{M}/kernels/k.py"])}, {f"{M}/k.py": HONEST}),
     ("submodule", "gitlink", {f"{M}/vendored": GITLINK}, {f"{M}/vendored/k.py": HONEST}),
+    ("too large", "size", {f"{M}/k.py": b"#" * (1 << 20)}, {f"{M}/k.py": b"#" * 1000 + b"\n"}),
+    ("attributes -diff", "gitattributes", {f"{M}/.gitattributes": b"*.py -diff\n"}, {f"{M}/attributes.md": b"-diff\n"}),
+    ("attributes, other case", "gitattributes", {f"{M}/.GitAttributes": b"* merge=ours\n"},
+     {f"{M}/x.md": b"merge=ours\n"}),
+    ("gitignore", "ignore_file", {f"{M}/.gitignore": b"*.py\n"}, {f"{M}/ignore.md": b"*.py\n"}),
+    ("dockerignore", "ignore_file", {f"{M}/.dockerignore": b"*\n"}, {f"{M}/docker.md": b"*\n"}),
+    ("deleted test", "deleted_proof", {f"{M}/tests/test_k.py": None}, {f"{M}/kernels/k.py": None}),
+    ("deleted evidence", "deleted_proof", {f"{M}/evidence/statements/k.judge.json": None}, {f"{M}/kernels/k.py": None}),
+]  # fmt: skip
+# The same for what files hold: no tree is needed to tell.
+CONTENTS = [
     ("library", "binary", {f"{M}/k.py": b"\x7fELF\x02\x01\x01\0\0"}, {f"{M}/k.py": HONEST}),
     ("cubin", "file_type", {f"{M}/k.cubin": b"text\n"}, {f"{M}/k.cu": b"__global__ void k() {}\n"}),
     ("pickle", "binary", {f"{M}/evidence/w.json": b"\x80\x05\x95"}, {f"{M}/evidence/w.json": b"[1]\n"}),
@@ -83,22 +94,18 @@ CASES = [
      {f"{M}/evidence/w.json.gz": gzip.compress(b"[3]\n")}),
     ("binary inside gzip", "binary", {f"{M}/evidence/w.json.gz": gzip.compress(b"\x7fELF\0\xff")},
      {f"{M}/evidence/w.json.gz": gzip.compress(b"{}\n")}),
-    ("too large", "size", {f"{M}/k.py": b"#" * (1 << 20)}, {f"{M}/k.py": b"#" * 1000 + b"\n"}),
     ("bidi in text", "bidi", {f"{M}/k.py": "A = 1  # \u202e }\n".encode()}, {f"{M}/k.py": "# \u0645\u062b\n".encode()}),
-    ("zero width in text", "control_character", {f"{M}/n.md": "a\u200bb\n".encode()}, {f"{M}/n.md": "a\u00e9b\n".encode()}),
+    ("zero width in text", "control_character", {f"{M}/n.md": "a\u200bb\n".encode()},
+     {f"{M}/n.md": "a\u00e9b\n".encode()}),
     ("escape in text", "control_character", {f"{M}/n.md": b"a\x1b[2Kb\n"}, {f"{M}/n.md": b"a\tb\r\nc\n"}),
     ("script in a page", "active_content", {f"{M}/report/x.html": b"<p>a</p>\n<script>1</script>\n"},
      {f"{M}/report/x.html": b"<p>script</p>\n<a href='#x'>x</a>\n"}),
     ("image from elsewhere", "active_content", {f"{M}/report/x.html": b"<img src='//x.org/y.png'>\n"},
      {f"{M}/report/x.html": b"<img alt='' src='data:image/png;base64,AA=='>\n"}),
-    ("generated marker", "generated_marker", {f"{M}/k.py": b"# @generated\nA = 1\n"}, {f"{M}/k.py": b"# made\nA = 1\n"}),
-    ("lint exemption", "generated_marker", {f"{M}/k.py": b"# ruff: noqa\nA = 1\n"}, {f"{M}/k.py": b"A = 1  # noqa: E1\n"}),
-    ("attributes -diff", "gitattributes", {f"{M}/.gitattributes": b"*.py -diff\n"}, {f"{M}/attributes.md": b"-diff\n"}),
-    ("attributes, other case", "gitattributes", {f"{M}/.GitAttributes": b"* merge=ours\n"}, {f"{M}/x.md": b"merge=ours\n"}),
-    ("gitignore", "ignore_file", {f"{M}/.gitignore": b"*.py\n"}, {f"{M}/ignore.md": b"*.py\n"}),
-    ("dockerignore", "ignore_file", {f"{M}/.dockerignore": b"*\n"}, {f"{M}/docker.md": b"*\n"}),
-    ("deleted test", "deleted_proof", {f"{M}/tests/test_k.py": None}, {f"{M}/kernels/k.py": None}),
-    ("deleted evidence", "deleted_proof", {f"{M}/evidence/statements/k.judge.json": None}, {f"{M}/kernels/k.py": None}),
+    ("generated marker", "generated_marker", {f"{M}/k.py": b"# @generated\nA = 1\n"},
+     {f"{M}/k.py": b"# made\nA = 1\n"}),
+    ("lint exemption", "generated_marker", {f"{M}/k.py": b"# ruff: noqa\nA = 1\n"},
+     {f"{M}/k.py": b"A = 1  # noqa: E1\n"}),
 ]  # fmt: skip
 TOOLS = (
     "conftest.py setup.cfg tox.ini pyproject.toml ruff.toml .ruff.toml .clang-tidy .clang-format mypy.ini .mypy.ini "
@@ -108,7 +115,9 @@ TOOLS = (
     ".github/workflows/x.yml .vscode/settings.json package.json entry_points.txt alpha.egg-info/PKG-INFO "
     "docker-compose.yml pyrightconfig.json BUILD BUILD.bazel meson.build other/fasttrack.toml MANIFEST.in"
 ).split()
-CASES += [("tool configuration", "tool_configuration", {f"{M}/conftest.py": b"x = 1\n"}, {f"{M}/contest.py": b"x = 1\n"})]
+CASES += [
+    ("tool configuration", "tool_configuration", {f"{M}/conftest.py": b"x = 1\n"}, {f"{M}/contest.py": b"x = 1\n"})
+]
 
 
 def applied(changes: dict, base: dict = BASE) -> dict:
@@ -131,7 +140,21 @@ def test_exploit_fails_for_its_reason_and_twin_passes(forge, rule, exploit, hone
     assert caught.passed is RULES[f"confinement.{rule}"].notice
     twin = found(forge, honest)
     assert rules(twin) == set(), twin.findings
-    assert {file.path for file in twin.files} == {path for path in honest if applied(honest).get(path) != BASE.get(path)}
+    assert {file.path for file in twin.files} == {
+        path for path in honest if applied(honest).get(path) != BASE.get(path)
+    }
+
+
+@pytest.mark.parametrize(
+    ("rule", "exploit", "honest"), [case[1:] for case in CONTENTS], ids=[case[0] for case in CONTENTS]
+)
+def test_contents_fail_for_their_reason_and_twins_pass(rule, exploit, honest):
+    def broken(files: dict[str, bytes]) -> set[str]:
+        return {problem.rule for path, data in files.items()
+                for problem in check_contents(path.removeprefix(f"{M}/"), data, Limits())}  # fmt: skip
+
+    assert f"confinement.{rule}" in broken(exploit)
+    assert broken(honest) == set()
 
 
 @pytest.mark.parametrize("name", TOOLS)
@@ -152,7 +175,7 @@ def test_edit_and_revert_is_seen_in_history(forge):
     base = forge.commit(BASE)
     edited = forge.commit(applied({"core/shared.py": b"EVIL = 1\n"}), base)
     head = forge.commit(applied({f"{M}/k.py": HONEST}), edited)
-    finding, = check(forge.path, base, head, "alpha").findings
+    (finding,) = check(forge.path, base, head, "alpha").findings
     assert (finding.rule, finding.path, finding.commit) == ("confinement.history", "core/shared.py", edited)
     squashed = forge.commit(applied({f"{M}/k.py": HONEST}), base)
     assert check(forge.path, base, squashed, "alpha").passed
@@ -205,7 +228,9 @@ def test_conflict_and_unrelated_history(forge):
     fork = forge.commit(BASE)
     one, two = (forge.commit(applied({f"{M}/kernels/k.py": text}), fork) for text in (b"A = 1\n", b"A = 2\n"))
     assert rules(check(forge.path, one, two, "alpha")) == {"confinement.conflict"}
-    assert rules(check(forge.path, fork, forge.commit(BASE, message="other"), "alpha")) == {"confinement.unrelated_history"}
+    assert rules(check(forge.path, fork, forge.commit(BASE, message="other"), "alpha")) == {
+        "confinement.unrelated_history"
+    }
 
 
 def test_attributes_of_the_head_do_not_steer_the_merge(forge):
@@ -256,14 +281,16 @@ def test_limits_count_files_bytes_and_commits(forge):
         assert rules(check(forge.path, base, many, "alpha", limits)) == {"confinement.size"}
     assert check(forge.path, base, many, "alpha", Limits(max_files=4, max_total_bytes=24)).passed
     bomb = forge.commit(applied({f"{M}/evidence/x.json.gz": gzip.compress(b" " * 100_000)}), base)
-    assert rules(check(forge.path, base, bomb, "alpha", Limits(max_unpacked_bytes=99_999))) == {"confinement.compressed"}
+    assert rules(check(forge.path, base, bomb, "alpha", Limits(max_unpacked_bytes=99_999))) == {
+        "confinement.compressed"
+    }
     assert check(forge.path, base, bomb, "alpha", Limits(max_unpacked_bytes=100_000)).passed
     longer = forge.commit(applied({f"{M}/k.py": HONEST}), many)
     assert rules(check(forge.path, base, longer, "alpha", Limits(max_commits=1))) == {"confinement.range_too_long"}
 
 
 def test_findings_carry_line_title_and_remedy(forge):
-    finding, = found(forge, {f"{M}/k.py": b"import torch\n\nimport os\n"}).findings
+    (finding,) = found(forge, {f"{M}/k.py": b"import torch\n\nimport os\n"}).findings
     assert (finding.path, finding.line, finding.rule) == (f"{M}/k.py", 3, "content.import")
     assert finding.title == RULES["content.import"].title and finding.remedy
 
@@ -294,7 +321,7 @@ def test_model_names_that_are_no_directory(model):
 
 
 def test_every_rule_has_a_case():
-    tested = {f"confinement.{case[1]}" for case in CASES} | {
+    tested = {f"confinement.{case[1]}" for case in CASES + CONTENTS} | {
         f"confinement.{name}" for name in ("history", "conflict", "unrelated_history", "range_too_long", "empty")
     }
     assert tested == {rule for rule in RULES if rule.startswith("confinement.")}

@@ -88,6 +88,8 @@ EXPLOITS = [
     ("content.forbidden_name", "import collections\ncollections._sys.modules"),
     ("content.forbidden_name", "import torch.nn.functional as F\nF.importlib.import_module('os')"),
     ("content.forbidden_name", "from torch.utils import os"),
+    ("content.forbidden_name", "import torch\nx = torch" + ".nn.functional.torch" * 5 + ".sys"),
+    ("content.forbidden_name", "import torch\na = torch.nn.functional\nb = a.torch.sys"),
     ("content.forbidden_name", "from dataclasses import sys as s"),
     ("content.global_patch", "import torch\ntorch.nn.Linear.forward = None"),
     ("content.global_patch", "import torch\ntorch.backends.cuda.matmul.allow_tf32 = True"),
@@ -131,6 +133,15 @@ def test_relative_imports_stay_inside_by_depth():
 def test_deep_nesting_is_a_finding_not_a_crash():
     assert {problem.rule for problem in problems("k.py", "x = " + "(" * 5000 + "1" + ")" * 5000)} == {"content.syntax"}
     assert problems("k.py", "x = " + "1 + " * 200 + "1\n") == []
+
+
+def test_hostile_sources_are_read_in_time():
+    """Each would take hours if reading were quadratic."""
+    reversed_chain = "".join(f"a{n} = a{n - 1}.x\n" for n in range(30_000, 0, -1)) + "import torch as a0\n"
+    assert problems("k.py", reversed_chain[: 1 << 19])
+    chains = "\n".join("x" + ".y" * 900 for _ in range(280))
+    assert {problem.rule for problem in problems("k.py", chains)} == {"content.forbidden_name"}
+    assert problems("k.py", "import torch\ntorch" + ".y" * 900 + " = 1\n")
 
 
 CUDA = [

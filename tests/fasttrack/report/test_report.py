@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 GOLDEN = Path(__file__).parent / "golden"
 HOSTILE = (
-    " <script>alert(1)</script> <img src=x onerror=x> | ` `` *b* _i_ [x](javascript:x) @everyone #1 \u202e\u200b\x1b[2K "
+    " <script>alert(1)</script> <img src=x onerror=x> | ` `` *b* _i_ [x](javascript:x) @everyone \u202e\u200b\x1b[2K "
     "https://evil.example \n\n# heading\n| a | b |\n```\n::error::x --> </p></section></svg>"
 )
 
@@ -96,7 +96,8 @@ def test_hostile_text_stays_text(make_report):
     plain = render(make_report("x"))[0]
     assert text.count("\n") == plain.count("\n") and "@everyone" not in text and "https://" not in text
     assert [line for line in text.split("\n") if line.startswith("#")] == [
-        line for line in plain.split("\n") if line.startswith("#")]  # fmt: skip
+        line for line in plain.split("\n") if line.startswith("#")
+    ]
 
 
 @given(st.text(max_size=60))
@@ -126,7 +127,7 @@ def test_a_multiplier_needs_two_measurements(make_report):
 
 
 def test_every_cell_is_there(report):
-    op, = report.ops
+    (op,) = report.ops
     assert len(report.cells(op)) == 2 * 2 * 4 and report.cell_count == 32 and report.measured == 0
     assert {kind for cell in report.cells(op) for kind, _ in cell_lines(cell)} == {"missing", "modelled"}
 
@@ -147,7 +148,9 @@ def test_worst_workload_is_shown(report):
     assert shown == {"out": "tp8-b4", "state": "tp8-b1"}
 
 
-@pytest.mark.parametrize("text", ["1.8x faster", "saves 12 %", "in 7.4 µs", "7us", "two 3-fold", "40 GB", "1,200 tok/s", "2×"])
+@pytest.mark.parametrize(
+    "text", ["1.8x faster", "saves 12 %", "in 7.4 µs", "7us", "two 3-fold", "40 GB", "1,200 tok/s", "2×"]
+)
 def test_typed_figures_are_refused(report, text):
     for change in ({"problem": text}, {"decisions": [{"question": text, "source": "x"}]}):
         with pytest.raises(ValidationError, match="figures are rendered from evidence"):
@@ -159,15 +162,23 @@ def test_data_must_be_about_the_model(report):
     with pytest.raises(ValidationError, match="not a judge's statement about alpha"):
         d.ReportData.model_validate(report.model_dump(by_alias=True) | {"model": "alpha"})
     with pytest.raises(ValidationError, match="reported twice"):
-        d.ReportData.model_validate(report.model_dump(by_alias=True) | {"ops": [report.ops[0].model_dump(by_alias=True)] * 2})
+        d.ReportData.model_validate(
+            report.model_dump(by_alias=True) | {"ops": [report.ops[0].model_dump(by_alias=True)] * 2}
+        )
 
 
 def test_number_formats():
     assert [microseconds(value) for value in (0.1234, 7.43, 8.0, 123.4, 999.6, 12345.6)] == [
-        "0.123 µs", "7.43 µs", "8.00 µs", "123 µs", "1,000 µs", "12,346 µs"]  # fmt: skip
+        "0.123 µs",
+        "7.43 µs",
+        "8.00 µs",
+        "123 µs",
+        "1,000 µs",
+        "12,346 µs",
+    ]
     assert [ratio(1.0, 2.0), ratio(0.0, 0.0), ratio(1.0, 0.0)] == ["0.50", "both exact", "plain path exact"]
     assert [error(0.0), error(0.00123)] == ["0", "1.2e-03"]
-    assert link("evidence/a b\"c.json") == "../evidence/a%20b%22c.json"
+    assert link('evidence/a b"c.json') == "../evidence/a%20b%22c.json"
 
 
 def test_drawing_follows_streams_and_buffers(report):
@@ -182,31 +193,53 @@ def test_drawing_follows_streams_and_buffers(report):
 
 
 def test_risks_are_found_by_reading(report):
-    source = (b"import triton.language as tl\n# tl.atomic_add is not used here\n"
-              b"tl.atomic_add(p, 1)\nwhile tl.atomic_cas(lock, 0, 1) == 1:\n    pass\nn = tl.num_programs(0)\n")  # fmt: skip
+    source = (
+        b"import triton.language as tl\n# tl.atomic_add is not used here\n"
+        b"tl.atomic_add(p, 1)\nwhile tl.atomic_cas(lock, 0, 1) == 1:\n    pass\nn = tl.num_programs(0)\n"
+    )
     found = {(risk.mechanism, risk.where) for risk in risky_mechanisms({"kernels/k.py": source}, [])}
-    assert found == {("atomics", "kernels/k.py, line 3, 4"), ("cross-block wait", "kernels/k.py, line 4"),
-                     ("persistent kernel", "kernels/k.py, line 6")}  # fmt: skip
+    assert found == {
+        ("atomics", "kernels/k.py, line 3, 4"),
+        ("cross-block wait", "kernels/k.py, line 4"),
+        ("persistent kernel", "kernels/k.py, line 6"),
+    }
     assert risky_mechanisms({"kernels/k.py": b"import triton\n"}, []) == ()
     assert {risk.mechanism for risk in risky_mechanisms({}, [report.ops[0].plan])} == {
-        "several streams", "prefetch launch", "early programmatic launch"}  # fmt: skip
+        "several streams",
+        "prefetch launch",
+        "early programmatic launch",
+    }
 
 
-@pytest.mark.parametrize("measured", [False, True])
-def test_a_real_browser_shows_it(make_report, tmp_path, measured):
+@pytest.mark.slow
+def test_a_real_browser_shows_it(make_report, tmp_path):
     """Rendered height, no horizontal overflow of the page, and no request for anything but the page itself."""
     chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if chromium is None:
         pytest.skip("no chromium on PATH")
     page = tmp_path / "design.html"
-    probe = ("<script>document.title = JSON.stringify([document.documentElement.scrollWidth <= innerWidth, "
-             "document.body.scrollHeight, performance.getEntriesByType('resource').length])</script>")  # fmt: skip
-    page.write_text(render(make_report(HOSTILE, measured_cells=measured))[1].replace("</body>", probe + "</body>"))
+    probe = (
+        "<script>document.title = JSON.stringify([document.documentElement.scrollWidth <= innerWidth, "
+        "document.body.scrollHeight, performance.getEntriesByType('resource').length])</script>"
+    )
+    page.write_text(render(make_report(HOSTILE, measured_cells=True))[1].replace("</body>", probe + "</body>"))
     for width in (1200, 500):
         done = subprocess.run(
-            [chromium, "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking",
-             f"--user-data-dir={tmp_path / 'profile'}", f"--window-size={width},900", "--dump-dom", page.as_uri()],
-            capture_output=True, text=True, timeout=120, check=True,
-        )  # fmt: skip
+            [
+                chromium,
+                "--headless",
+                "--no-sandbox",
+                "--disable-gpu",
+                "--disable-background-networking",
+                f"--user-data-dir={tmp_path / 'profile'}",
+                f"--window-size={width},900",
+                "--dump-dom",
+                page.as_uri(),
+            ],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=True,
+        )
         fits, height, resources = re.search(r"<title>\[(\w+),(\d+),(\d+)\]</title>", done.stdout).groups()
         assert (fits, resources) == ("true", "0") and int(height) > 2000
