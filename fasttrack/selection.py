@@ -101,7 +101,7 @@ def select(
     selections = []
     for sources, members in by_sources.items():
         stays = sources == current_sources
-        ranking = {bucket.place: _rank(members, bucket) for bucket in buckets if bucket.hardware in hardware}
+        ranking = {b.place: _rank(members, b) for b in buckets if b.hardware in hardware}
         eligible = True
         for entry in (entry for entry in table.entry if entry.basis == "measured"):
             places = [bucket.place for bucket in buckets if _within(bucket.place, entry)]

@@ -158,7 +158,8 @@ def test_submit_installs_what_was_judged_and_confirms_kept_entries(checkout):
     # At four rows BLOCK 16 costs 213 and the table's BLOCK 32 with the new sources 200.
     assert table.at("h200", 8, 1).config["BLOCK"] == 16 and table.at("h200", 8, 4).config["BLOCK"] == 32
     # gb300 was not timed: its old configuration had to pass with the new sources, at both workloads.
-    confirmed = {(digest, workload) for stage, digest, names, _ in judge.calls if stage == "confirm" for workload in names}
+    confirmations = [call for call in judge.calls if call[0] == "confirm"]
+    confirmed = {(digest, workload) for _, digest, names, _ in confirmations for workload in names}
     kept = Candidate(
         op="copy", entry="kernels/copy.py", config=table.at("gb300", 8, 1).config,
         files={"kernels/copy.py": "# new\n" + fakes.KERNEL, "kernels/extra.py": ""},
