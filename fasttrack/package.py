@@ -1,11 +1,11 @@
 """What a run hands to the writers of evidence, report and pull request, and what they hand back."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from fasttrack_validation.claims.cells import Cell
+from fasttrack_validation.claims.cells import Cell, NotMeasured
 from fasttrack_validation.judge.candidate import Candidate
 from fasttrack_validation.judge.verdict import CheckResult, Outcome, Status, Verdict
 from fasttrack_validation.records import canonical_json, sha256
@@ -14,7 +14,7 @@ from .agents.protocol import Evaluation
 from .archive import Request
 from .dispatch import Table
 from .model_dir import Bucket, ModelDirectory
-from .selection import Place, Time
+from .selection import Place, Time, hardware_of
 
 if TYPE_CHECKING:
     from fasttrack_validation.contracts import ModelContract
@@ -133,11 +133,28 @@ def combined(picks: Sequence[Pick]) -> Verdict:
     return first.model_copy(
         update={
             "status": ruling.status, "reason": ruling.reason, "message": ruling.message,
-            "candidate_digest": digest, "config": config, "checks": checks, "workloads": tuple(w for v in verdicts for w in v.workloads),
+            "candidate_digest": digest, "config": config, "checks": checks,
+            "workloads": tuple(workload for verdict in verdicts for workload in verdict.workloads),
             "audits": tuple({audit.digest(): audit for v in verdicts for audit in v.audits}.values()),
             "seconds": {stage: sum(v.seconds.get(stage, 0.0) for v in verdicts) for stage in sorted(stages)},
         }
     )  # fmt: skip
+
+
+def cells(bundle: Bundle) -> Iterator[tuple[Place, Cell, Cell]]:
+    """(place, the pick's cell, the stock path's) for every place of the table, in its order.
+
+    The pick's cell is the one of its screening on that hardware; where there is none, not measured, and why.
+    """
+    stock = {baseline.bucket.place: baseline.stock for baseline in bundle.baselines}
+    contract = bundle.contract.op(bundle.request.op)
+    for bucket in bundle.directory.buckets(contract):
+        pick = next(pick for pick in bundle.picks if bucket.place in pick.times)
+        results = pick.screen.workloads if pick.screen is not None else ()
+        found = {(hardware_of(result.performance), result.workload): result.performance for result in results}
+        absent = NotMeasured(reason=f"this run has no time for {bucket.hardware} at {bucket.workload}")
+        mine = found.get((bucket.hardware, bucket.workload), absent)
+        yield bucket.place, mine, stock.get(bucket.place, NotMeasured(reason="not asked for in this run"))
 
 
 def _severity(check: CheckResult) -> int:

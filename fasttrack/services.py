@@ -1,11 +1,12 @@
 """The real parts behind the lane's interfaces. Everything heavy is imported here, when a command needs it."""
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 
 from .lane import Services
-from .package import Bundle, Document, Gated, PullRequest
+from .package import Bundle, Document, Gated, PullRequest, cells, combined
 
 if TYPE_CHECKING:
     from fasttrack_validation.contracts import ModelContract
@@ -62,10 +63,28 @@ class Writers:
     """Evidence, report and draft pull request by the rooms that own them."""
 
     def evidence(self, bundle: Bundle) -> Document:
-        """An in-toto statement about the op's sources, the contract and the judge."""
+        """An in-toto statement about the op's sources, the contract and the judge, with a cell for every place."""
+        import platform
+
         from . import evidence
 
-        return evidence.document(bundle)
+        verdict = combined(bundle.picks)
+        root = bundle.directory.path
+        files = {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+        files |= {name: text.encode() for name, text in bundle.picks[0].candidate.files.items()}
+        statement = evidence.state(
+            evidence.Stage.JUDGE, verdict, bundle.directory.manifest.op(bundle.request.op).kernels, files,
+            toolchain=verdict.toolchain, hardware={"executor": verdict.executor, "machine": platform.machine()},
+            software={"python": platform.python_version(), "system": platform.system(), "sandbox": verdict.sandbox},
+            configuration=verdict.config,
+            performance=tuple(
+                evidence.PerformanceCell(hardware=hardware, tp=tp, bucket=f"{low}-{high}", candidate=mine, stock=stock)
+                for (hardware, tp, (low, high)), mine, stock in cells(bundle)
+            ),
+        )  # fmt: skip
+        value = json.loads(statement.canonical_json())
+        text = json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+        return Document(evidence.file_name(statement), text)
 
     def report(self, bundle: Bundle, table: "Table", evidence: Document) -> tuple[Document, ...]:
         """The design report."""

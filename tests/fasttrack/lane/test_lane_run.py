@@ -9,6 +9,7 @@ import lane_fakes as fakes
 import pytest
 
 from fasttrack import dispatch, lane
+from fasttrack.package import cells
 from fasttrack.voice import Voice
 from fasttrack_validation.errors import UserError
 from fasttrack_validation.judge.candidate import Candidate
@@ -43,6 +44,17 @@ def test_picks_the_best_for_each_bucket(checkout):
     assert table.at("gb300", 8, 1).config == {"BLOCK": 32, "flip": False, "num_warps": 4}
     assert Path(outcome.report).read_text().startswith("# copy")
     assert Path(outcome.body).read_text().startswith("Faster copy\n")
+
+
+def test_the_writers_get_a_cell_for_every_place_and_the_reason_where_there_is_none(checkout):
+    parts, seen = fakes.services(fakes.Judge()), []
+    parts.packager.evidence = lambda bundle: (seen.extend(cells(bundle)), fakes.Document("evidence/e.json", "{}"))[1]
+    assert lane.propose(options(checkout, rounds=2), parts, Voice(quiet=True)).exit_code == 0
+    found = {place: (mine, stock) for place, mine, stock in seen}
+    assert set(found) == {(h, 8, rows) for h in ("h200", "gb300") for rows in ((1, 1), (2, 4))}
+    mine, stock = found["h200", 8, (1, 1)]
+    assert mine.modelled.hardware == "h200" and stock.reason == "no GPU here"
+    assert found["gb300", 8, (2, 4)][0].reason == "this run has no time for gb300 at tp8-r4"
 
 
 def test_every_pick_is_confirmed_on_its_own_buckets_with_seeds_of_its_own(checkout):
