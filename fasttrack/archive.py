@@ -206,10 +206,11 @@ class Archive:
     def _known(self, stage: str, digest: str, workloads: tuple[str, ...], seed: int) -> Verdict | None:
         verdicts = {event.number: event.verdict for event in self._events if isinstance(event, Close)}
         for event in self._events:
-            if isinstance(event, Claim) and (event.stage, event.candidate) == (stage, digest):
-                if stage == "screen" or (event.workloads, event.seed) == (workloads, seed):
-                    if event.number in verdicts:
-                        return verdicts[event.number]
+            if not isinstance(event, Claim) or (event.stage, event.candidate) != (stage, digest):
+                continue
+            same = stage == "screen" or (event.workloads, event.seed) == (workloads, seed)
+            if same and event.number in verdicts:
+                return verdicts[event.number]
         return None
 
     def _keep(self, digest: str, candidate: Candidate) -> None:

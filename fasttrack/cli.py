@@ -94,7 +94,7 @@ def propose(
     hardware: Hardware = ["auto"],  # noqa: B006 - typer copies it
     branch: Branch = None,
     transcript: Annotated[Path | None, typer.Option(metavar="FILE", help="what agent replay follows")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="go on with an unfinished run, the latest by default")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="go on with a run, by default the last one")] = False,
     run: Annotated[str | None, typer.Argument(metavar="[RUN]", help="with --resume: the run to go on with")] = None,
     dry_run: DryRun = False,
     unsafe_no_sandbox: Unsafe = False,

@@ -33,9 +33,9 @@ def examine(directory: Path | None = None) -> list[Line]:
     """Every check, in the order in which things are needed."""
     start = directory or Path.cwd()
     checks: tuple[Callable[[], Line], ...] = (
-        python, lambda: package("triton"), lambda: package("torch"), git,
-        lambda: checkout(start), lambda: identity(start), lambda: space("temporary directory", Path(tempfile.gettempdir())),
-        state_directory, sandbox, gpu,
+        python, lambda: package("triton"), lambda: package("torch"), git, lambda: checkout(start),
+        lambda: identity(start), lambda: space("temporary directory", Path(tempfile.gettempdir())), state_directory,
+        sandbox, gpu,
     )  # fmt: skip
     return [check() for check in checks]
 

@@ -18,7 +18,7 @@ from .agents import choice, floor
 from .agents.protocol import Proposal
 from .agents.scripted import read_transcript, render_transcript
 from .archive import Archive, Request, find_run, new_run_id
-from .package import Baseline, Bundle, Confine, Packager, PullRequest
+from .package import Baseline, Bundle, Document, Gate, Packager
 from .selection import Judged, select
 from .storage import runs_directory, write_file
 from .voice import Voice
@@ -51,12 +51,12 @@ class Options:
 
 @dataclass(frozen=True)
 class Services:
-    """The parts that the lane drives: exams, judge, writers, and the proof of confinement."""
+    """The parts that the lane drives: exams, judge, writers and gate."""
 
     contract: "Callable[[str], ModelContract]"
     judge: "Callable[[ModelContract, bool], AbstractContextManager[rounds.Judging]]"
     packager: Packager
-    confine: Confine
+    gate: Gate
     why_no_timing: Callable[[], str]
 
 
@@ -78,7 +78,10 @@ class Outcome(Frozen):
 
 def propose(options: Options, services: Services, voice: Voice) -> Outcome:
     """Runs the whole lane for one op. Raises UserError where the tree or the tools are not in order."""
-    agent, why = ("single", "one submitted candidate") if options.submitted else choice.choose(options.agent, options.transcript)
+    if options.submitted is None:
+        agent, why = choice.choose(options.agent, options.transcript)
+    else:
+        agent, why = "single", "one submitted candidate"
     voice.say(f"agent {agent}: {why}")
     directory = model_dir.load(options.model, options.checkout, need_checkout=True)
     contract = services.contract(directory.manifest.model.contract)
@@ -133,7 +136,8 @@ def _request(
     hardware = tuple(known) if "auto" in options.hardware else tuple(sorted(set(options.hardware)))
     for name in hardware:
         if name not in known:
-            raise UserError(f"hardware {name!r} is not in the envelope of {options.model}", f"it has {', '.join(known)}")
+            what = f"hardware {name!r} is not in the envelope of {options.model}"
+            raise UserError(what, f"it has {', '.join(known)}")
     directory.buckets(contract.op(options.op))
     run = new_run_id()
     seed = secrets.randbits(56) if options.seed is None else options.seed
@@ -218,42 +222,45 @@ def _work(archive: Archive, tree: workspace.Worktree, services: Services, voice:
         not_run=tuple((stage, no_timing) for stage in ("numerics on the model", "accuracy", "performance")),
         seconds=archive.seconds,
     )  # fmt: skip
-    report, body = _write(bundle, settled, buckets, services.packager, archive.directory)
-    commit = tree.commit(_message(bundle, body.title), f"models/{request.model}")
+    report, evidence = _write(bundle, settled, buckets, services.packager, archive.directory)
+    commit = tree.commit(_message(bundle), f"models/{request.model}")
     if commit is None:
-        return Outcome(**common, exit_code=NOTHING, message="the picks are those of the tree; there is nothing to propose")
-    broken = services.confine(directory.checkout, request.base, commit, request.model)
-    if broken:
-        return Outcome(**common, exit_code=FAIL, message="the change is not confined", notes=tuple(broken))
+        message = "the picks are those of the tree; there is nothing to propose"
+        return Outcome(**common, exit_code=NOTHING, message=message)
+    gated = services.gate(directory.checkout, request.base, commit, request.model)
+    if gated.exit_code:
+        return Outcome(**common, exit_code=gated.exit_code, message="the gate refuses the change", notes=gated.reasons)
+    draft = services.packager.pull_request(bundle, evidence, commit, gated)
+    body = archive.directory / "pull_request.md"
+    write_file(body, f"{draft.title}\n\n{draft.body}".encode())
     return Outcome(
         **common, exit_code=PASS, message=f"proposed on branch {request.branch}", branch=request.branch, commit=commit,
-        report=str(report), body=str(archive.directory / "pull_request.md"), notes=settled.dropped,
+        report=str(report), body=str(body), notes=settled.dropped,
     )  # fmt: skip
 
 
 def _write(
     bundle: Bundle, settled: picks.Settled, buckets: Sequence[model_dir.Bucket], packager: Packager, run: Path
-) -> tuple[Path, PullRequest]:
-    """Step 7: kernels, evidence, dispatch table and report into the worktree; page and body into the run directory."""
+) -> tuple[Path, Document]:
+    """Kernels, evidence, dispatch table and report into the worktree; the report into the run directory as well."""
     root, op = bundle.directory.path, bundle.directory.manifest.op(bundle.request.op)
     evidence = packager.evidence(bundle)
     table = picks.new_table(settled, buckets, bundle.table_before, evidence.path)
-    report = packager.report(bundle, table, evidence)
-    body = packager.pull_request(bundle, table, evidence)
-    for document in (evidence, *report):
-        write_file(root / document.path, document.text.encode())
+    dispatch.check_cover(table, bundle.directory.envelope, root / op.dispatch)
     for name, text in settled.sources.items():
         write_file(root / name, text.encode())
     write_file(root / op.dispatch, dispatch.render(table).encode())
-    dispatch.check_cover(table, bundle.directory.envelope, root / op.dispatch)
+    write_file(root / evidence.path, evidence.text.encode())
+    report = packager.report(bundle, table, evidence)
     for document in report:
+        write_file(root / document.path, document.text.encode())
         write_file(run / document.path, document.text.encode())
-    write_file(run / "pull_request.md", f"{body.title}\n\n{body.body}".encode())
-    return run / report[0].path, body
+    return run / report[0].path, evidence
 
 
-def _message(bundle: Bundle, title: str) -> str:
+def _message(bundle: Bundle) -> str:
     request = bundle.request
+    title = f"{request.model}: {request.op} for {', '.join(request.hardware)}"
     candidates = "".join(f"Fasttrack-Candidate: {pick.candidate.digest()}\n" for pick in bundle.picks)
     return (
         f"{title}\n\n{len(bundle.evaluations)} candidates judged by {request.agent}; {bundle.stopped}.\n\n"
@@ -273,7 +280,8 @@ def _nothing_picked(judged: list[Judged], selections: list, dropped: tuple[str, 
         reasons = tuple(sorted({f"{verdict.reason}: {verdict.message}" for verdict in verdicts}))
         return {"exit_code": FAIL, "message": "every candidate was rejected", "notes": reasons}
     reasons = tuple(sorted({f"{verdict.status}: {verdict.message}" for verdict in verdicts}))
-    return {"exit_code": INCONCLUSIVE, "message": "the judge accepted nothing and could not rule on all", "notes": reasons}
+    message = "the judge accepted nothing and could not rule on all"
+    return {"exit_code": INCONCLUSIVE, "message": message, "notes": reasons}
 
 
 def _baseline(op: "OpContract", bucket: model_dir.Bucket, no_timing: str) -> Baseline:
@@ -284,8 +292,8 @@ def _baseline(op: "OpContract", bucket: model_dir.Bucket, no_timing: str) -> Bas
 
 
 def _show(baseline: Baseline) -> str:
-    bucket = baseline.bucket
-    bound = "no datasheet figures" if baseline.floor_microseconds is None else f"floor {baseline.floor_microseconds:.2f} us"
+    bucket, bound = baseline.bucket, "no datasheet figures"
+    if baseline.floor_microseconds is not None:
+        bound = f"floor {baseline.floor_microseconds:.2f} us (datasheet)"
     place = f"{bucket.hardware} tp={bucket.tp} rows {bucket.rows[0]}-{bucket.rows[1]}"
-    return f"  {place}: {baseline.bytes:,} bytes, {bound} (datasheet); stock path not measured: {baseline.stock.reason}"
-
+    return f"  {place}: {baseline.bytes:,} bytes, {bound}; stock path not measured: {baseline.stock.reason}"

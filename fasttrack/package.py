@@ -1,19 +1,20 @@
 """What a run hands to the writers of evidence, report and pull request, and what they hand back."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from fasttrack_validation.claims.cells import Cell
+from fasttrack_validation.claims.cells import Cell, NotMeasured
 from fasttrack_validation.judge.candidate import Candidate
-from fasttrack_validation.judge.verdict import Outcome, Status, Verdict
+from fasttrack_validation.judge.verdict import CheckResult, Outcome, Status, Verdict
 from fasttrack_validation.records import canonical_json, sha256
 
 from .agents.protocol import Evaluation
 from .archive import Request
 from .dispatch import Table
 from .model_dir import Bucket, ModelDirectory
-from .selection import Place, Time
+from .selection import Place, Time, hardware_of
 
 if TYPE_CHECKING:
     from fasttrack_validation.contracts import ModelContract
@@ -84,15 +85,24 @@ class Packager(Protocol):
     def report(self, bundle: Bundle, table: Table, evidence: Document) -> tuple[Document, ...]:
         """The design report below `report/`; the first document is the page that a reviewer opens."""
 
-    def pull_request(self, bundle: Bundle, table: Table, evidence: Document) -> PullRequest:
-        """The draft's text."""
+    def pull_request(self, bundle: Bundle, evidence: Document, commit: str, gate: "Gated") -> PullRequest:
+        """The draft's text, once the commit is there and the gate has seen it."""
 
 
-class Confine(Protocol):
-    """Proves what a change touched."""
+@dataclass(frozen=True)
+class Gated:
+    """What the gate says of a commit. `answer` is the gate's own record, for the pull request's writer."""
 
-    def __call__(self, checkout, base: str, head: str, model: str) -> Sequence[str]:
-        """One line for each rule that the change from `base` to `head` breaks; empty when it is confined."""
+    exit_code: int
+    reasons: tuple[str, ...]
+    answer: object
+
+
+class Gate(Protocol):
+    """Decides whether a commit may be proposed: confinement, manifest, evidence."""
+
+    def __call__(self, checkout: Path, base: str, head: str, model: str) -> Gated:
+        """The gate's answer to merging `head` into `base`."""
 
 
 def combined(picks: Sequence[Pick]) -> Verdict:
@@ -109,23 +119,46 @@ def combined(picks: Sequence[Pick]) -> Verdict:
         if any(getattr(verdict, name) != getattr(first, name) for verdict in verdicts):
             raise ValueError(f"confirmations differ in {name}")
     checks = tuple(
-        max((c for v in verdicts for c in v.checks if c.check == name), key=lambda c: _SEVERITY[c.outcome])
+        max((check for v in verdicts for check in v.checks if check.check == name), key=_severity)
         for name in dict.fromkeys(c.check for v in verdicts for c in v.checks)
     )
     ruling = next((verdict for verdict in verdicts if verdict.status is not Status.ACCEPTED), first)
     config, digest = picks[0].candidate.config, picks[0].candidate.digest()
     if len(picks) > 1:
-        config = {place_name(place): canonical_json(pick.candidate.config) for pick in picks for place in pick.times}
+        config = {
+            place_name(place): canonical_json(pick.candidate.config) for pick in picks for place in pick.times
+        }
         digest = sha256("".join(sorted(pick.candidate.digest() for pick in picks)).encode())
     stages = {stage for verdict in verdicts for stage in verdict.seconds}
     return first.model_copy(
         update={
             "status": ruling.status, "reason": ruling.reason, "message": ruling.message,
-            "candidate_digest": digest, "config": config, "checks": checks, "workloads": tuple(w for v in verdicts for w in v.workloads),
+            "candidate_digest": digest, "config": config, "checks": checks,
+            "workloads": tuple(workload for verdict in verdicts for workload in verdict.workloads),
             "audits": tuple({audit.digest(): audit for v in verdicts for audit in v.audits}.values()),
             "seconds": {stage: sum(v.seconds.get(stage, 0.0) for v in verdicts) for stage in sorted(stages)},
         }
     )  # fmt: skip
+
+
+def cells(bundle: Bundle) -> Iterator[tuple[Place, Cell, Cell]]:
+    """(place, the pick's cell, the stock path's) for every place of the table, in its order.
+
+    The pick's cell is the one of its screening on that hardware; where there is none, not measured, and why.
+    """
+    stock = {baseline.bucket.place: baseline.stock for baseline in bundle.baselines}
+    contract = bundle.contract.op(bundle.request.op)
+    for bucket in bundle.directory.buckets(contract):
+        pick = next(pick for pick in bundle.picks if bucket.place in pick.times)
+        results = pick.screen.workloads if pick.screen is not None else ()
+        found = {(hardware_of(result.performance), result.workload): result.performance for result in results}
+        absent = NotMeasured(reason=f"this run has no time for {bucket.hardware} at {bucket.workload}")
+        mine = found.get((bucket.hardware, bucket.workload), absent)
+        yield bucket.place, mine, stock.get(bucket.place, NotMeasured(reason="not asked for in this run"))
+
+
+def _severity(check: CheckResult) -> int:
+    return _SEVERITY[check.outcome]
 
 
 def place_name(place: Place) -> str:

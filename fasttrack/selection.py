@@ -3,7 +3,7 @@
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from fasttrack_validation.claims.cells import Measured
+from fasttrack_validation.claims.cells import Cell, Measured
 from fasttrack_validation.judge.candidate import Candidate
 from fasttrack_validation.judge.verdict import Status, Verdict
 from fasttrack_validation.records import digest_files
@@ -64,17 +64,24 @@ class Selection:
     ranking: dict[Place, tuple[Option, ...]]
 
 
+def hardware_of(cell: Cell) -> str | None:
+    """The hardware that a cell's time is for, measured or modelled; None where it has no time."""
+    if isinstance(cell, Measured):
+        return cell.hardware
+    return cell.modelled.hardware if cell.modelled is not None else None
+
+
 def times(verdict: Verdict) -> dict[tuple[str, str], Time]:
     """(hardware, workload) -> time, from the performance cells of the declared workloads."""
     result = {}
     for workload in verdict.workloads:
         cell = workload.performance
-        if workload.held_out:
+        hardware = hardware_of(cell)
+        if workload.held_out or hardware is None:
             continue
-        if isinstance(cell, Measured):
-            result[cell.hardware, workload.workload] = Time(cell.microseconds, measured=True)
-        elif cell.modelled is not None:
-            result[cell.modelled.hardware, workload.workload] = Time(cell.modelled.microseconds, measured=False)
+        measured = isinstance(cell, Measured)
+        value = cell.microseconds if measured else cell.modelled.microseconds
+        result[hardware, workload.workload] = Time(value, measured)
     return result
 
 
@@ -91,8 +98,9 @@ def select(
     """Selections, best first, one for each set of sources that may be installed.
 
     One op has one set of sources in the tree, so picks of different sets cannot stand side by side: a set is taken
-    whole. Picks are made for `hardware`; elsewhere the table's entries go on. Only accepted candidates count. Where the table holds a measured entry, a modelled time never replaces it:
-    there the set must be the current one (the entry stays), or bring a measurement (else the set is out).
+    whole. Picks are made for `hardware`; elsewhere the table's entries go on. Only accepted candidates count. Where the
+    table holds a measured entry, a modelled time never replaces it: there the set must be the current one (the entry
+    stays), or bring a measurement (else the set is out).
     """
     by_sources: dict[str, list[Judged]] = {}
     for one in judged:
@@ -101,7 +109,7 @@ def select(
     selections = []
     for sources, members in by_sources.items():
         stays = sources == current_sources
-        ranking = {bucket.place: _rank(members, bucket) for bucket in buckets if bucket.hardware in hardware}
+        ranking = {b.place: _rank(members, b) for b in buckets if b.hardware in hardware}
         eligible = True
         for entry in (entry for entry in table.entry if entry.basis == "measured"):
             places = [bucket.place for bucket in buckets if _within(bucket.place, entry)]

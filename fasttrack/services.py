@@ -1,12 +1,12 @@
 """The real parts behind the lane's interfaces. Everything heavy is imported here, when a command needs it."""
 
-from collections.abc import Sequence
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 
 from .lane import Services
-from .package import Bundle, Document, PullRequest
+from .package import Bundle, Document, Gated, PullRequest, cells, combined
 
 if TYPE_CHECKING:
     from fasttrack_validation.contracts import ModelContract
@@ -19,7 +19,7 @@ def default() -> Services:
     from . import doctor
 
     doctor.require_toolchain()
-    return Services(contract=contract, judge=judge, packager=Writers(), confine=confine, why_no_timing=why_no_timing)
+    return Services(contract=contract, judge=judge, packager=Writers(), gate=gate, why_no_timing=why_no_timing)
 
 
 def contract(name: str) -> "ModelContract":
@@ -45,22 +45,46 @@ def why_no_timing() -> str:
     return "the run judged with the interpreter; measuring kernel packs on a GPU is a stage of its own"
 
 
-def confine(checkout: Path, base: str, head: str, model: str) -> Sequence[str]:
-    """The rules that the change breaks, one line each."""
-    from .confinement.check import check
+def gate(checkout: Path, base: str, head: str, model: str) -> Gated:
+    """The answer of `fasttrack gate`, with the reasons of the stages that decide it."""
+    from .gate import StageStatus, run_gate
 
-    findings = check(checkout, base, head, model).findings
-    return [f"{finding.rule}: {finding.path or head[:12]}: {finding.message}" for finding in findings]
+    answer = run_gate(checkout, base, head, model)
+    reasons = tuple(
+        f"{reason.id}: {reason.message}. {reason.remedy}"
+        for stage in answer.stages
+        if stage.required and stage.status is not StageStatus.PASS
+        for reason in stage.reasons
+    )
+    return Gated(answer.exit_code, reasons, answer)
 
 
 class Writers:
     """Evidence, report and draft pull request by the rooms that own them."""
 
     def evidence(self, bundle: Bundle) -> Document:
-        """An in-toto statement about the op's sources, the contract and the judge."""
+        """An in-toto statement about the op's sources, the contract and the judge, with a cell for every place."""
+        import platform
+
         from . import evidence
 
-        return evidence.document(bundle)
+        verdict = combined(bundle.picks)
+        root = bundle.directory.path
+        files = {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+        files |= {name: text.encode() for name, text in bundle.picks[0].candidate.files.items()}
+        statement = evidence.state(
+            evidence.Stage.JUDGE, verdict, bundle.directory.manifest.op(bundle.request.op).kernels, files,
+            toolchain=verdict.toolchain, hardware={"executor": verdict.executor, "machine": platform.machine()},
+            software={"python": platform.python_version(), "system": platform.system(), "sandbox": verdict.sandbox},
+            configuration=verdict.config,
+            performance=tuple(
+                evidence.PerformanceCell(hardware=hardware, tp=tp, bucket=f"{low}-{high}", candidate=mine, stock=stock)
+                for (hardware, tp, (low, high)), mine, stock in cells(bundle)
+            ),
+        )  # fmt: skip
+        value = json.loads(statement.canonical_json())
+        text = json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+        return Document(evidence.file_name(statement), text)
 
     def report(self, bundle: Bundle, table: "Table", evidence: Document) -> tuple[Document, ...]:
         """The design report."""
@@ -68,8 +92,8 @@ class Writers:
 
         return render.documents(bundle, table, evidence)
 
-    def pull_request(self, bundle: Bundle, table: "Table", evidence: Document) -> PullRequest:
+    def pull_request(self, bundle: Bundle, evidence: Document, commit: str, gate: Gated) -> PullRequest:
         """Title and body of the draft."""
         from . import pull_request
 
-        return pull_request.draft(bundle, table, evidence)
+        return pull_request.draft(bundle, evidence, commit, gate.answer)

@@ -40,7 +40,8 @@ class Voice:
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
         from rich.progress import Progress as Bar
 
-        columns = (TextColumn("rounds"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+        note = TextColumn("{task.description}")
+        columns = (TextColumn("rounds"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), note)
         with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
             yield _Bar(bar, bar.add_task("", total=rounds, completed=done))
 

@@ -40,7 +40,7 @@ def test_the_arrows_hold(tree):
     [
         ("fasttrack_validation/judge/bad.py", "from fasttrack import lane", "The proof knows nothing of the lane"),
         ("fasttrack_models/kimi_k3/bad.py", "import fasttrack_validation.records", "A model directory imports neither"),
-        ("fasttrack_models/kimi_k3/bad.py", "def f():\n    from fasttrack import lane", "A model directory imports neither"),
+        ("fasttrack_models/kimi_k3/bad.py", "def f():\n    import fasttrack", "A model directory imports neither"),
         ("fasttrack/agents/bad.py", "import fasttrack_models.kimi_k3", "only through its manifest"),
         ("fasttrack_validation/contracts/bad.py", "from ..judge import candidate", "A contract never sees a candidate"),
     ],
@@ -53,14 +53,15 @@ def test_a_broken_arrow_is_caught(tree, module, source, contract):
 
 
 def absolute_own_imports(tree: Path) -> list[str]:
-    """Imports inside model directories that name the installed package, and so break once the directory is lifted out."""
+    """Imports inside model directories that name the installed package: they break once the directory is lifted."""
     found = []
     for path in sorted((tree / "fasttrack_models").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom) and not node.level:
                 names = [node.module]
-            found += [f"{path.name}:{node.lineno}" for name in names if name.split(".")[0] in ("fasttrack_models", "models")]
+            own = [name for name in names if name.split(".")[0] in ("fasttrack_models", "models")]
+            found += [f"{path.name}:{node.lineno}" for _ in own]
     return found
 
 

@@ -76,8 +76,7 @@ def proposer(
     }
     for config in floor.seeds(space, workload_bytes):
         starts.append((config, "bytes in flight cover latency x bandwidth"))
-    unique = {tuple(sorted((k, repr(v)) for k, v in config.items())): (config, why) for config, why in reversed(starts)}
-    return Search(space, lambda config: directory.candidate(op, config), list(reversed(unique.values())), seed)
+    return Search(space, lambda config: directory.candidate(op, config), starts, seed)
 
 
 def _configs(directory: "ModelDirectory", op: str) -> list[Config]:

@@ -15,7 +15,6 @@ SPACE = Space.model_validate(
         "exclude": [{"a": 6, "b": "x"}],
     }
 )  # fmt: skip
-ALL = 6 * 3 * 4 - 4
 
 
 def candidate(config):
@@ -53,9 +52,11 @@ def test_starts_come_first_and_once():
 
 
 def test_nothing_twice_nothing_excluded_and_done_when_the_space_is_used_up():
-    history, done = play(search(), ALL + 1)
-    assert len(history) == len(set(keys(history))) == ALL
-    assert all(SPACE.holds(e.proposal.candidate.config) for e in history)
+    small = SPACE.model_copy(update={"parameters": {**SPACE.parameters, "a": (3, 6), "c": (0.5, 1.0)}})
+    history, done = play(Search(small, candidate, (), 1), 13)
+    # Twice three times two, less the two that agree with the exclusion.
+    assert len(history) == len(set(keys(history))) == 10
+    assert all(small.holds(e.proposal.candidate.config) for e in history)
     assert done == Done("every configuration of the design space has been judged")
 
 
@@ -75,13 +76,14 @@ def test_rejected_candidates_are_no_reason_to_stop_and_steer_away():
 
 
 def test_the_sampler_beats_blind_enumeration():
-    # Of 68 configurations only (5, x, 0.5) has the optimum 0.5; blind order finds it within 30 less than half the time.
+    # Of 68 configurations only (5, x, 0.5) has the optimum 0.5; blind order finds it within 30 with 30 / 68.
     found = [min(e.objective for e in play(search(seed=s), 30)[0]) for s in range(4)]
     assert sum(best == 0.5 for best in found) >= 3
 
 
 def test_transcript_goes_round_odd_text_included(tmp_path):
-    odd = Candidate(op="copy", entry="k.py", files={"k.py": "# \u2028 \r\n \x85 ü\n"}, config={"a": True, "b": 1.0, "c": "1"})
+    odd = Candidate(op="copy", entry="k.py", files={"k.py": "# \u2028 \r\n \x85 ü\n"}, config={
+        "a": True, "b": 1.0, "c": "1"})  # fmt: skip
     proposals = [Proposal(odd, "first\u2029"), Proposal(candidate({}), "second")]
     path = tmp_path / "t.jsonl"
     path.write_bytes(render_transcript(proposals).encode())
@@ -91,7 +93,7 @@ def test_transcript_goes_round_odd_text_included(tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "match"),
-    [("", ":1: not a proposal"), ("{}\n", ":1: not a proposal"), ("GOOD\n{", ":2: not a proposal"), ("GOOD\n\n", ":2:")],
+    [("", ":1: not a proposal"), ("{}\n", ":1: not a"), ("GOOD\n{", ":2: not a proposal"), ("GOOD\n\n", ":2: not a")],
 )
 def test_a_damaged_transcript_names_the_line(tmp_path, text, match):
     path = tmp_path / "t.jsonl"

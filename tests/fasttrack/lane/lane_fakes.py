@@ -9,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from fasttrack.lane import Services
-from fasttrack.package import Document, PullRequest, combined
+from fasttrack.package import Document, Gated, PullRequest, combined
 from fasttrack_validation.claims.cells import Measured, Modelled, NotMeasured
 from fasttrack_validation.contracts.base import Cost, Workload
 from fasttrack_validation.errors import UserError
@@ -131,8 +131,9 @@ class Contract:
     ops = {"copy": Op()}
     envelope = {
         name: SimpleNamespace(
-            tp=(8,), min_rows=1, max_rows=4, verify_width=(1,), weights="bf16", conv_state="bf16", recurrent_state="fp32"
-        )
+            tp=(8,), min_rows=1, max_rows=4, verify_width=(1,), weights="bf16", conv_state="bf16",
+            recurrent_state="fp32",
+        )  # fmt: skip
         for name in ("h200", "gb300")
     }
 
@@ -174,8 +175,9 @@ class Judge:
         status = status or Status.ACCEPTED
         bad = status is not Status.ACCEPTED
         verdict = Verdict(
-            model="toy", op="copy", status=status, reason="C10.wrong" if bad else None, message="off by 3" if bad else "",
-            candidate_digest=candidate.digest(), contract_digest="c" * 64, judge_digest="d" * 64, config=candidate.config,
+            model="toy", op="copy", status=status, reason="C10.wrong" if bad else None,
+            message="off by 3" if bad else "", candidate_digest=candidate.digest(), contract_digest="c" * 64,
+            judge_digest="d" * 64, config=candidate.config,
             checks=(CheckResult(check="C10", title="precision", outcome=Outcome.FAIL if bad else Outcome.PASS),),
             workloads=() if bad else tuple(self._result(candidate, w, h) for w in workloads for h in self.hardware),
             executor="fake", sandbox="none",
@@ -209,7 +211,7 @@ class Packager:
     def report(self, bundle, table, evidence):
         return (Document("report/copy.md", f"# copy\n\n{len(bundle.evaluations)} candidates\n"),)
 
-    def pull_request(self, bundle, table, evidence):
+    def pull_request(self, bundle, evidence, commit, gate):
         return PullRequest("Faster copy", "body")
 
 
@@ -218,12 +220,12 @@ def services(judge: Judge, *, broken: tuple[str, ...] = ()) -> Services:
     def enter(contract, unsafe):
         yield judge
 
-    def confine(checkout, base, head, model):
+    def gate(checkout, base, head, model):
         changed = git(Path(checkout), "diff", "--name-only", base, head).splitlines()
         assert changed and all(path.startswith(f"models/{model}/") for path in changed)
-        return broken
+        return Gated(1 if broken else 0, broken, None)
 
     return Services(
-        contract=lambda name: Contract(), judge=enter, packager=Packager(), confine=confine,
+        contract=lambda name: Contract(), judge=enter, packager=Packager(), gate=gate,
         why_no_timing=lambda: "no GPU here",
     )  # fmt: skip

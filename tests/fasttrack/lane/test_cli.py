@@ -24,8 +24,9 @@ def toy(checkout, monkeypatch):
 
 def process(*arguments, **environment):
     return subprocess.run(
-        [sys.executable, "-m", "fasttrack", *arguments], capture_output=True, text=True, env={**os.environ, **environment}
-    )
+        [sys.executable, "-m", "fasttrack", *arguments], capture_output=True, text=True,
+        env={**os.environ, **environment},
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("command", ["propose", "evaluate", "submit", "gate", "report", "doctor", "models", "ops"])

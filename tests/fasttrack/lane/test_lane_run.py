@@ -9,6 +9,7 @@ import lane_fakes as fakes
 import pytest
 
 from fasttrack import dispatch, lane
+from fasttrack.package import cells
 from fasttrack.voice import Voice
 from fasttrack_validation.errors import UserError
 from fasttrack_validation.judge.candidate import Candidate
@@ -43,6 +44,17 @@ def test_picks_the_best_for_each_bucket(checkout):
     assert table.at("gb300", 8, 1).config == {"BLOCK": 32, "flip": False, "num_warps": 4}
     assert Path(outcome.report).read_text().startswith("# copy")
     assert Path(outcome.body).read_text().startswith("Faster copy\n")
+
+
+def test_the_writers_get_a_cell_for_every_place_and_the_reason_where_there_is_none(checkout):
+    parts, seen = fakes.services(fakes.Judge()), []
+    parts.packager.evidence = lambda bundle: (seen.extend(cells(bundle)), fakes.Document("evidence/e.json", "{}"))[1]
+    assert lane.propose(options(checkout, rounds=2), parts, Voice(quiet=True)).exit_code == 0
+    found = {place: (mine, stock) for place, mine, stock in seen}
+    assert set(found) == {(h, 8, rows) for h in ("h200", "gb300") for rows in ((1, 1), (2, 4))}
+    mine, stock = found["h200", 8, (1, 1)]
+    assert mine.modelled.hardware == "h200" and stock.reason == "no GPU here"
+    assert found["gb300", 8, (2, 4)][0].reason == "this run has no time for gb300 at tp8-r4"
 
 
 def test_every_pick_is_confirmed_on_its_own_buckets_with_seeds_of_its_own(checkout):
@@ -158,7 +170,8 @@ def test_submit_installs_what_was_judged_and_confirms_kept_entries(checkout):
     # At four rows BLOCK 16 costs 213 and the table's BLOCK 32 with the new sources 200.
     assert table.at("h200", 8, 1).config["BLOCK"] == 16 and table.at("h200", 8, 4).config["BLOCK"] == 32
     # gb300 was not timed: its old configuration had to pass with the new sources, at both workloads.
-    confirmed = {(digest, workload) for stage, digest, names, _ in judge.calls if stage == "confirm" for workload in names}
+    confirmations = [call for call in judge.calls if call[0] == "confirm"]
+    confirmed = {(digest, workload) for _, digest, names, _ in confirmations for workload in names}
     kept = Candidate(
         op="copy", entry="kernels/copy.py", config=table.at("gb300", 8, 1).config,
         files={"kernels/copy.py": "# new\n" + fakes.KERNEL, "kernels/extra.py": ""},

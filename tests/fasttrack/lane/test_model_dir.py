@@ -129,7 +129,8 @@ def test_buckets_carry_the_workload_that_answers_for_them(checkout):
     directory = model_dir.load("toy", checkout)
     found = [(b.hardware, b.rows, b.workload) for b in directory.buckets(fakes.Op())]
     assert found == [
-        ("h200", (1, 1), "tp8-r1"), ("h200", (2, 4), "tp8-r4"), ("gb300", (1, 1), "tp8-r1"), ("gb300", (2, 4), "tp8-r4"),
+        ("h200", (1, 1), "tp8-r1"), ("h200", (2, 4), "tp8-r4"),
+        ("gb300", (1, 1), "tp8-r1"), ("gb300", (2, 4), "tp8-r4"),
     ]  # fmt: skip
 
 

@@ -62,6 +62,7 @@ def test_a_judge_that_cannot_rule_stops_the_run(status):
 
 
 def test_seeds_differ_by_purpose_and_fit_63_bits():
-    seeds = [rounds.seed_of(s, *parts) for s in (1, 2) for parts in (("screen", "a"), ("confirm", "a"), ("confirm", "a", "w"))]
+    purposes = (("screen", "a"), ("confirm", "a"), ("confirm", "a", "w"))
+    seeds = [rounds.seed_of(seed, *purpose) for seed in (1, 2) for purpose in purposes]
     assert len(set(seeds)) == 6 and all(0 <= seed < 2**63 for seed in seeds)
     assert seeds[0] == rounds.seed_of(1, "screen", "a")

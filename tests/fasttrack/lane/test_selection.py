@@ -37,7 +37,8 @@ def table(**measured):
         extra = {"basis": "modelled"}
         if name in measured:
             extra = {"basis": "measured", "microseconds": measured[name], "evidence": "evidence/e.json"}
-        entries.append(Entry(hardware=bucket.hardware, tp=8, rows=bucket.rows, kernel="k.py", config={"old": 1}, **extra))
+        where = {"hardware": bucket.hardware, "tp": 8, "rows": bucket.rows}
+        entries.append(Entry(**where, kernel="k.py", config={"old": 1}, **extra))
     return Table(entry=tuple(entries))
 
 
