@@ -50,7 +50,6 @@ class Claim(Frozen):
     stage: Literal["screen", "confirm"]
     candidate: str = Field(description="digest; the candidate lies in candidates/")
     workloads: tuple[str, ...] = ()
-    seed: int
     note: str = ""
 
 
@@ -152,24 +151,22 @@ class Archive:
         return [(claim, verdicts[claim.number]) for claim in claims if claim.number in verdicts]
 
     def evaluate(
-        self, stage: Literal["screen", "confirm"], proposal: Proposal, workloads: tuple[str, ...], seed: int,
+        self, stage: Literal["screen", "confirm"], proposal: Proposal, workloads: tuple[str, ...],
         work: Callable[[], Verdict],
     ) -> Verdict:  # fmt: skip
         """The verdict of `work`, or the one already in the ledger for the same question.
 
-        A screening asks about the candidate alone; a confirmation about the candidate, the workloads and the seed.
+        A screening asks about the candidate alone; a confirmation about the candidate and the workloads.
         """
         digest = proposal.candidate.digest()
-        known = self._known(stage, digest, workloads, seed)
+        known = self._known(stage, digest, workloads)
         if known is not None:
             if stage == "screen":
                 self._add(Repeat(candidate=digest, note=proposal.note))
             return known
         self._keep(digest, proposal.candidate)
         number = sum(isinstance(event, Claim) for event in self._events)
-        claim = Claim(
-            number=number, stage=stage, candidate=digest, workloads=workloads, seed=seed, note=proposal.note
-        )
+        claim = Claim(number=number, stage=stage, candidate=digest, workloads=workloads, note=proposal.note)
         self._add(claim)
         start = time.monotonic()
         verdict = work()
@@ -203,12 +200,12 @@ class Archive:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _known(self, stage: str, digest: str, workloads: tuple[str, ...], seed: int) -> Verdict | None:
+    def _known(self, stage: str, digest: str, workloads: tuple[str, ...]) -> Verdict | None:
         verdicts = {event.number: event.verdict for event in self._events if isinstance(event, Close)}
         for event in self._events:
             if not isinstance(event, Claim) or (event.stage, event.candidate) != (stage, digest):
                 continue
-            same = stage == "screen" or (event.workloads, event.seed) == (workloads, seed)
+            same = stage == "screen" or event.workloads == workloads
             if same and event.number in verdicts:
                 return verdicts[event.number]
         return None

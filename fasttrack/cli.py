@@ -31,7 +31,7 @@ Unsafe = Annotated[
     bool, typer.Option("--unsafe-no-sandbox", help="run candidate code unconfined; the evidence will say so")
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="check everything, print the plan, touch nothing")]
-Seed = Annotated[int | None, typer.Option(min=0, help="seed of every choice and input; by default unpredictable")]
+Seed = Annotated[int | None, typer.Option(min=0, help="seed of the search's choices; the judge's inputs are its own secret")]
 Hardware = Annotated[
     list[str], typer.Option(help="hardware to pick for: auto (the whole envelope), h200, gb300; may be repeated")
 ]
@@ -88,8 +88,8 @@ def propose(
     model: ModelName,
     op: Annotated[str | None, typer.Option("--op", help="an op; needed where the model has several")] = None,
     agent: Annotated[str, typer.Option(help="who writes candidates: auto, search, replay")] = "auto",
-    rounds: Rounds = 48,
-    budget_minutes: Budget = 60.0,
+    rounds: Rounds = 12,
+    budget_minutes: Budget = 5.0,
     seed: Seed = None,
     hardware: Hardware = ["auto"],  # noqa: B006 - typer copies it
     branch: Branch = None,
@@ -123,7 +123,6 @@ def submit(
     op: OpName,
     candidate: CandidateFile,
     config: ConfigText = None,
-    seed: Seed = None,
     hardware: Hardware = ["auto"],  # noqa: B006 - typer copies it
     branch: Branch = None,
     dry_run: DryRun = False,
@@ -137,7 +136,7 @@ def submit(
     from . import commands
 
     commands.submit(
-        model, op, candidate, config, seed=seed, hardware=hardware, branch=branch, dry_run=dry_run,
+        model, op, candidate, config, hardware=hardware, branch=branch, dry_run=dry_run,
         unsafe_no_sandbox=unsafe_no_sandbox, as_json=as_json,
     )  # fmt: skip
 
@@ -148,7 +147,6 @@ def evaluate(
     op: OpName,
     candidate: CandidateFile,
     config: ConfigText = None,
-    seed: Seed = None,
     unsafe_no_sandbox: Unsafe = False,
     as_json: AsJson = False,
 ) -> None:
@@ -158,7 +156,7 @@ def evaluate(
     """
     from . import commands
 
-    commands.evaluate(model, op, candidate, config, seed=seed, unsafe_no_sandbox=unsafe_no_sandbox, as_json=as_json)
+    commands.evaluate(model, op, candidate, config, unsafe_no_sandbox=unsafe_no_sandbox, as_json=as_json)
 
 
 @app.command()

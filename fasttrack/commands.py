@@ -1,7 +1,6 @@
 """What the commands do: fetch the parts, call them, print text or data, and exit with the right code."""
 
 import json
-import secrets
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -45,7 +44,7 @@ def resume(model: str, op: str | None, run: str | None, *, as_json: bool) -> NoR
 
 
 def evaluate(
-    model: str, op: str, path: Path, config: str | None, *, seed: int | None, unsafe_no_sandbox: bool, as_json: bool
+    model: str, op: str, path: Path, config: str | None, *, unsafe_no_sandbox: bool, as_json: bool
 ) -> NoReturn:
     """Judges one candidate."""
     directory = model_dir.load(model)
@@ -57,7 +56,7 @@ def evaluate(
     if space is not None and not candidate.config:
         candidate = candidate.model_copy(update={"config": space.default})
     with parts.judge(contract, unsafe_no_sandbox) as judge:
-        verdict = judge.screen(candidate, op, secrets.randbits(63) if seed is None else seed)
+        verdict = judge.screen(candidate)
     print(verdict.model_dump_json(indent=2) if as_json else "\n".join(_lines(verdict)))
     raise typer.Exit(STATUS_CODE[verdict.status])
 
@@ -172,8 +171,8 @@ def _lines(verdict: Verdict) -> list[str]:
     ]
     passed = sum(check.outcome is Outcome.PASS for check in verdict.checks)
     lines.append(f"  {passed} of {len(verdict.checks)} checks passed; {verdict.executor}; {verdict.sandbox}")
-    for workload in verdict.workloads:
-        lines.append(f"  {workload.workload}: {_cell(workload.performance)}")
+    for timed in verdict.cells:
+        lines.append(f"  {timed.hardware}/{timed.workload}: {_cell(timed.cell)}")
     return lines
 
 

@@ -21,13 +21,12 @@ from pydantic import Field, ValidationError, model_validator
 from fasttrack_validation.claims.cells import Cell
 from fasttrack_validation.errors import UserError
 from fasttrack_validation.judge.verdict import Verdict
-from fasttrack_validation.records import Frozen, canonical_json, digest_files, sha256
+from fasttrack_validation.records import Frozen, canonical_json, sha256
 
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE = "https://fasttrack.dev/evidence/{stage}/v1"
 STATEMENTS = "evidence/statements"
 CONTRACT, JUDGE = "contract", "judge"
-JUDGE_ROOMS = ("judge", "sandbox", "numerics", "timing", "claims")
 MAX_BYTES = 4 << 20
 
 Name = Annotated[str, Field(pattern="^[a-z][a-z0-9_]*$")]
@@ -153,15 +152,6 @@ class Stale(Frozen):
 
     def __str__(self) -> str:
         return ", ".join(f"{c.subject} {(c.old or 'absent')[:12]} -> {(c.new or 'absent')[:12]}" for c in self.changes)
-
-
-def judge_digest(files: Mapping[str, bytes]) -> str:
-    """Digest of the judge: the Python sources of its rooms. `files` is relative to `validation/`."""
-    chosen = {name: data for name, data in files.items()
-              if name.split("/")[0] in JUDGE_ROOMS and "/" in name and name.endswith(".py")}  # fmt: skip
-    if not chosen:
-        raise UserError("no source of the judge was found", "give the files of validation/, relative to it")
-    return digest_files(chosen)
 
 
 def kernel_closure(entries: Iterable[str], files: Mapping[str, bytes]) -> dict[str, bytes]:

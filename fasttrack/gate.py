@@ -4,18 +4,19 @@ Policy (contracts, judge) comes from the base's tree where it holds them, else f
 the head. Every stage says pass, fail or not run, with reasons; not run is never a pass.
 """
 
-import importlib.util
 from collections.abc import Callable, Iterator, Mapping
 from enum import StrEnum
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from pydantic import Field
 
 from fasttrack_validation.claims.cells import Measured
+from fasttrack_validation.contracts import contract_digest
+from fasttrack_validation.digests import judge_digest, package_files
 from fasttrack_validation.errors import UserError
 from fasttrack_validation.judge.verdict import Outcome, Status, rule
-from fasttrack_validation.records import Frozen, digest_files, sha256
+from fasttrack_validation.records import Frozen, sha256
 
 from . import evidence
 from .confinement.check import Confinement, Finding, examine, model_directory
@@ -24,7 +25,7 @@ from .confinement.names import MANIFEST
 from .git import Repository
 
 Files = Mapping[str, bytes]
-ContractFiles = Callable[[str, str, Files], Files]
+ContractDigest = Callable[[str, str, Files], str]
 
 _PROPOSE = "run `fasttrack propose` for the op on this branch, and commit the evidence it writes"
 _SOURCES = (".py", ".cu", ".cuh", ".h", ".hpp")
@@ -82,32 +83,12 @@ class GateResult(Frozen):
         return 1 if StageStatus.FAIL in statuses else 3 if StageStatus.NOT_RUN in statuses else 0
 
 
-def contract_files(model: str, op: str, files: Files) -> Files:
-    """The files that an op's exam is made of, from those of `validation/`: the model's contract and its base."""
-    own = f"contracts/{model}/"
-    chosen = {name: data for name, data in files.items() if name.startswith(own) and not name.endswith(".md")}
-    if not chosen:
-        raise UserError(
-            f"there is no contract for model {model!r}", "a person onboards a model, with its contract, first"
-        )
-    return chosen | {
-        name: data
-        for name, data in files.items()
-        if PurePosixPath(name).parent == PurePosixPath("contracts") and name.endswith(".py")
-    }
-
-
 def policy_files(objects: Repository, base: str) -> tuple[str, Files]:
     """Where policy comes from, and the files of `validation/` there, relative to it."""
     files = objects.files(base, "validation")
     if any(name.startswith("judge/") for name in files):
         return "base tree", files
-    root = Path(importlib.util.find_spec("fasttrack_validation").origin).parent
-    return "installed package", {
-        path.relative_to(root).as_posix(): path.read_bytes()
-        for path in root.rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts
-    }
+    return "installed package", package_files()
 
 
 def run_gate(
@@ -118,12 +99,12 @@ def run_gate(
     *,
     root: str = "models",
     limits: Limits | None = None,
-    contract_of: ContractFiles = contract_files,
+    contract_of: ContractDigest = contract_digest,
     parse_manifest: Callable[[str, str], Any] | None = None,
 ) -> GateResult:
     """Decides about merging `head` into `base`, for one model, from any directory and without a checkout.
 
-    `contract_of` picks the files of an op's contract. UserError for wrong usage (unknown revision, no repository).
+    `contract_of` is the digest of an op's contract, given the files of `validation/`. UserError for wrong usage (unknown revision, no repository).
     """
     if parse_manifest is None:
         from .model_dir import parse_manifest
@@ -253,7 +234,7 @@ def _op(
     directory: str,
     model: str,
     policy: Files,
-    contract_of: ContractFiles,
+    contract_of: ContractDigest,
 ) -> Iterator[Reason]:
     """Reasons against one op: its judge's statement must be there, fresh, about these kernels, and accepted."""
     path = f"{evidence.STATEMENTS}/{op}.{evidence.Stage.JUDGE}.json"
@@ -277,8 +258,7 @@ def _op(
             f"the manifest names {sorted(entry.kernels)}, the statement {sorted(predicate.kernels)}",
         )
     try:
-        contract = digest_files(dict(contract_of(model, op, policy)))
-        fresh = evidence.freshness(statement, files, contract, evidence.judge_digest(policy))
+        fresh = evidence.freshness(statement, files, contract_of(model, op, policy), judge_digest(policy))
     except UserError as error:
         yield reason("evidence.unresolved", error.what, error.how)
         return
@@ -317,7 +297,7 @@ def _measured(found: Mapping[str, evidence.Statement]) -> dict[str, int]:
     for path, statement in found.items():
         predicate = statement.predicate
         cells = [cell for pair in predicate.performance for cell in (pair.candidate, pair.stock)]
-        cells += [workload.performance for workload in predicate.verdict.workloads]
+        cells += [timed.cell for timed in predicate.verdict.cells]
         counts[path] = sum(isinstance(cell, Measured) for cell in cells)
     return counts
 

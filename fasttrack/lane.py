@@ -38,8 +38,8 @@ class Options:
     op: str
     checkout: Path | None = None
     agent: str = "auto"
-    rounds: int = 48
-    budget_minutes: float = 60.0
+    rounds: int = 12
+    budget_minutes: float = 5.0
     seed: int | None = None
     hardware: tuple[str, ...] = ("auto",)
     branch: str | None = None
@@ -205,10 +205,9 @@ def _work(archive: Archive, tree: workspace.Worktree, services: Services, voice:
         selections = select(judged, buckets, table, sources, request.hardware)
 
         def confirm(candidate: Candidate, workloads: tuple[str, ...]):
-            seed = rounds.seed_of(request.seed, "confirm", candidate.digest(), *workloads)
             proposal = Proposal(candidate, "confirmation")
             return archive.evaluate(
-                "confirm", proposal, workloads, seed, lambda: judge.confirm(candidate, request.op, workloads, seed)
+                "confirm", proposal, workloads, lambda: judge.confirm(candidate, workloads)
             )
 
         settled = picks.settle(selections, buckets, table, sources, confirm)

@@ -14,7 +14,7 @@ from .agents.protocol import Evaluation
 from .archive import Request
 from .dispatch import Table
 from .model_dir import Bucket, ModelDirectory
-from .selection import Place, Time, hardware_of
+from .selection import Place, Time
 
 if TYPE_CHECKING:
     from fasttrack_validation.contracts import ModelContract
@@ -135,6 +135,7 @@ def combined(picks: Sequence[Pick]) -> Verdict:
             "status": ruling.status, "reason": ruling.reason, "message": ruling.message,
             "candidate_digest": digest, "config": config, "checks": checks,
             "workloads": tuple(workload for verdict in verdicts for workload in verdict.workloads),
+            "cells": (),
             "audits": tuple({audit.digest(): audit for v in verdicts for audit in v.audits}.values()),
             "seconds": {stage: sum(v.seconds.get(stage, 0.0) for v in verdicts) for stage in sorted(stages)},
         }
@@ -150,8 +151,8 @@ def cells(bundle: Bundle) -> Iterator[tuple[Place, Cell, Cell]]:
     contract = bundle.contract.op(bundle.request.op)
     for bucket in bundle.directory.buckets(contract):
         pick = next(pick for pick in bundle.picks if bucket.place in pick.times)
-        results = pick.screen.workloads if pick.screen is not None else ()
-        found = {(hardware_of(result.performance), result.workload): result.performance for result in results}
+        timed = pick.screen.cells if pick.screen is not None else ()
+        found = {(one.hardware, one.workload): one.cell for one in timed}
         absent = NotMeasured(reason=f"this run has no time for {bucket.hardware} at {bucket.workload}")
         mine = found.get((bucket.hardware, bucket.workload), absent)
         yield bucket.place, mine, stock.get(bucket.place, NotMeasured(reason="not asked for in this run"))

@@ -5,7 +5,6 @@ from typing import Protocol
 
 from fasttrack_validation.judge.candidate import Candidate
 from fasttrack_validation.judge.verdict import Status, Verdict
-from fasttrack_validation.records import sha256
 
 from .agents.protocol import Done, Evaluation, Proposal, Proposer
 from .archive import Archive, Request
@@ -23,12 +22,12 @@ Floors = Mapping[tuple[str, str], float | None]
 
 
 class Judging(Protocol):
-    """What the lane needs of a judge."""
+    """What the lane needs of a judge. Its inputs are its own secret: no seed of the run reaches it."""
 
-    def screen(self, candidate: Candidate, op: str, seed: int) -> Verdict:
+    def screen(self, candidate: Candidate) -> Verdict:
         """Rules on `candidate` at small workloads of true shape; times every declared workload."""
 
-    def confirm(self, candidate: Candidate, op: str, workloads: Sequence[str], seed: int) -> Verdict:
+    def confirm(self, candidate: Candidate, workloads: Sequence[str]) -> Verdict:
         """Rules on `candidate` at the named workloads and held-out ones, with fresh inputs."""
 
 
@@ -46,10 +45,7 @@ def run(
             if isinstance(proposal, Done):
                 return history, proposal.reason
             progress.start(proposal.note)
-            seed = seed_of(request.seed, "screen", proposal.candidate.digest())
-            verdict = archive.evaluate(
-                "screen", proposal, (), seed, lambda p=proposal, s=seed: judge.screen(p.candidate, request.op, s)
-            )
+            verdict = archive.evaluate("screen", proposal, (), lambda p=proposal: judge.screen(p.candidate))
             history.append(_evaluation(proposal, verdict, buckets))
             progress.ruled(history[-1])
 
@@ -73,11 +69,6 @@ def stop(request: Request, history: Sequence[Evaluation], seconds: float, floors
     if before is not None and best.objective > before.objective * (1 - PLATEAU_GAIN):
         return f"the last {PLATEAU_ROUNDS} rounds gained less than {PLATEAU_GAIN:.1%}"
     return None
-
-
-def seed_of(seed: int, *parts: str) -> int:
-    """A seed of 63 bits that follows from the run's own and from what it is for."""
-    return int(sha256("/".join((str(seed), *parts)).encode())[:16], 16) >> 1
 
 
 def _ruled(verdict: Verdict) -> bool:

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from fasttrack_validation.claims.cells import Cell, Measured
+from fasttrack_validation.claims.cells import Measured
 from fasttrack_validation.judge.candidate import Candidate
 from fasttrack_validation.judge.verdict import Status, Verdict
 from fasttrack_validation.records import digest_files
@@ -64,24 +64,15 @@ class Selection:
     ranking: dict[Place, tuple[Option, ...]]
 
 
-def hardware_of(cell: Cell) -> str | None:
-    """The hardware that a cell's time is for, measured or modelled; None where it has no time."""
-    if isinstance(cell, Measured):
-        return cell.hardware
-    return cell.modelled.hardware if cell.modelled is not None else None
-
-
 def times(verdict: Verdict) -> dict[tuple[str, str], Time]:
-    """(hardware, workload) -> time, from the performance cells of the declared workloads."""
+    """(hardware, workload) -> time, measured or modelled, from the verdict's cells."""
     result = {}
-    for workload in verdict.workloads:
-        cell = workload.performance
-        hardware = hardware_of(cell)
-        if workload.held_out or hardware is None:
-            continue
-        measured = isinstance(cell, Measured)
-        value = cell.microseconds if measured else cell.modelled.microseconds
-        result[hardware, workload.workload] = Time(value, measured)
+    for timed in verdict.cells:
+        cell = timed.cell
+        if isinstance(cell, Measured):
+            result[timed.hardware, timed.workload] = Time(cell.microseconds, measured=True)
+        elif cell.modelled is not None:
+            result[timed.hardware, timed.workload] = Time(cell.modelled.microseconds, measured=False)
     return result
 
 

@@ -67,7 +67,8 @@ def coverage(plan: ValidationPlan, verdicts: Iterable[Verdict], available: Set[s
     ]
     rows += [_open_row(Stage.ACCURACY, exam.exam, exam, plan, available) for exam in plan.accuracy]
     for verdict in verdicts:
-        for key, cell in verdict.cells.items():
+        for timed in verdict.cells:
+            key, cell = f"{timed.hardware}/{timed.workload}", timed.cell
             measured = cell.kind == "measured"
             rows.append(Row(
                 stage=Stage.PERFORMANCE, item=f"{verdict.op}/{key}", title=f"{verdict.op} on {key}",

@@ -151,25 +151,6 @@ def test_a_package_file_that_appears_makes_evidence_stale():
     assert str(result) == f"__init__.py absent -> {hashlib.sha256(b'').hexdigest()[:12]}"
 
 
-def test_judge_digest_covers_the_rooms_of_the_judge_only():
-    files = {
-        "judge/verdict.py": b"1",
-        "judge/recorder/x.py": b"2",
-        "claims/cells.py": b"3",
-        "judge/README.md": b"4",
-        "contracts/base.py": b"5",
-        "judge.py": b"6",
-        "errors.py": b"7",
-    }
-    lines = [
-        f"{hashlib.sha256(files[name]).hexdigest()}  {name}\n"
-        for name in ("claims/cells.py", "judge/recorder/x.py", "judge/verdict.py")
-    ]
-    assert evidence.judge_digest(files) == hashlib.sha256("".join(lines).encode()).hexdigest()
-    with pytest.raises(UserError, match="no source of the judge"):
-        evidence.judge_digest({"errors.py": b""})
-
-
 def test_measured_cells_survive(tmp_path: Path):
     measured = Measured(microseconds=7.5, low=7.4, high=7.6, repetitions=5, method="graph", hardware="H200")
     cell = evidence.PerformanceCell(hardware="H200", tp=8, bucket="1", candidate=measured, stock=measured)

@@ -6,10 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 from fasttrack import evidence
-from fasttrack.gate import GateResult, contract_files, policy_files, run_gate
+from fasttrack.gate import GateResult, policy_files, run_gate as full_gate
 from fasttrack.git import Repository
 from fasttrack.report.gate import render_annotations, render_json, render_text
 from fasttrack_validation.claims.cells import Measured, NotMeasured
+from fasttrack_validation.digests import judge_digest
 from fasttrack_validation.errors import UserError
 from fasttrack_validation.judge.verdict import CheckResult, Outcome, Status, Verdict
 from fasttrack_validation.records import digest_files
@@ -24,9 +25,23 @@ POLICY = {
     "judge/verdict.py": b"JUDGE = 1\n",
 }
 CONTRACT = digest_files({name: POLICY[name] for name in ("contracts/base.py", "contracts/alpha/decode.py")})
-JUDGE = digest_files({"judge/verdict.py": POLICY["judge/verdict.py"]})
+JUDGE = digest_files({name: POLICY[name] for name in ("contracts/base.py", "judge/verdict.py")})
 MANIFEST = b'[model]\nname = "alpha"\n[ops.decode]\nkernels = ["kernels/k.py"]\n'
 INSIDE = {"fasttrack.toml": MANIFEST, KERNEL: b"from . import shared\n", "kernels/shared.py": b"A = 1\n"}
+
+
+def contract_of(model, op, files):
+    """The digest of the contract of the fixture's model."""
+    names = [name for name in files if name == "contracts/base.py" or name.startswith(f"contracts/{model}/")]
+    if len(names) < 2:
+        raise UserError(f"no contract for model {model!r}", "onboard it")
+    return digest_files({name: files[name] for name in names})
+
+
+def run_gate(*arguments, **options) -> GateResult:
+    return full_gate(*arguments, **{"contract_of": contract_of} | options)
+
+
 PASSED = (CheckResult(check="C1", title="outputs", outcome=Outcome.PASS),)
 
 
@@ -185,7 +200,7 @@ def test_escaping_change_fails_although_its_evidence_is_good(forge):
 def test_policy_of_the_head_is_not_asked(forge):
     """The head weakens the judge and brings evidence made with that judge."""
     weak = POLICY | {"judge/verdict.py": b"JUDGE = 0\n"}
-    made = statement(INSIDE, judge_digest=digest_files({"judge/verdict.py": weak["judge/verdict.py"]}))
+    made = statement(INSIDE, judge_digest=judge_digest(weak))
     base = forge.commit(tree({}))
     head = forge.commit(tree(INSIDE | {STATEMENT: made}, weak), base)
     result = run_gate(forge.path, base, head, "alpha", parse_manifest=parse_manifest)
@@ -197,14 +212,12 @@ def test_without_validation_the_installed_policy_counts(forge):
     with Repository.open(forge.path).quarantine() as objects:
         source, installed = policy_files(objects, forge.commit({"a": b"1"}))
     assert source == "installed package" and "judge/verdict.py" in installed and "contracts/base.py" in installed
-    made = statement(INSIDE, judge_digest=evidence.judge_digest(installed))
+    made = statement(INSIDE, judge_digest=judge_digest(installed))
     result = gate(
         forge,
         INSIDE | {STATEMENT: made},
         {},
-        contract_of=lambda model, op, files: {
-            name: POLICY[name] for name in ("contracts/base.py", "contracts/alpha/decode.py")
-        },
+        contract_of=lambda model, op, files: CONTRACT,
     )
     assert (result.policy, result.exit_code) == ("installed package", 0)
 
@@ -212,8 +225,8 @@ def test_without_validation_the_installed_policy_counts(forge):
 def test_model_without_contract(forge):
     result = gate(forge, INSIDE | {STATEMENT: statement(INSIDE)}, {"judge/verdict.py": b"JUDGE = 1\n"})
     assert ids(result, "evidence") == ["evidence.unresolved"]
-    with pytest.raises(UserError, match="no contract for model 'gamma'"):
-        contract_files("gamma", "decode", POLICY)
+    (reason,) = [reason for stage in result.stages for reason in stage.reasons if stage.stage == "evidence"]
+    assert "no contract for model 'alpha'" in reason.message
 
 
 def test_self_reported_measurements_keep_it_a_draft(forge):

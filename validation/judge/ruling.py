@@ -12,7 +12,7 @@ from .candidate import Candidate
 from .inspect_trial import Finding
 from .pack import KernelPack, variant_key
 from .trials import Trial
-from .verdict import CheckResult, KernelAudit, Outcome, TensorError, Verdict, WorkloadResult, rule
+from .verdict import CheckResult, KernelAudit, Outcome, TensorError, TimedCell, Verdict, WorkloadResult, rule
 
 TITLES = {
     "record": "The launch plan was recorded, for declared and unseen workloads",
@@ -56,7 +56,7 @@ class Ruling:
         self._trials: dict[str, list[Trial]] = {}
         self._pools: dict[tuple[str, str, str], list[Measurement]] = {}
         self._errors: dict[str, dict[str, TensorError]] = {}
-        self._cells: dict[str, NotMeasured] = {}
+        self._cells: list[TimedCell] = []
         self._input_digests: list[str] = []
         if unsafe:
             message = "run with --unsafe-no-sandbox: candidate code shared this machine with the judge unconfined"
@@ -145,15 +145,15 @@ class Ruling:
             near = [t for t in near if len(t.launches) == len(pack.launches) and t.spec.perturbed_row is None]
             near.sort(key=lambda t: abs(t.spec.workload.axes["rows"] - workload.axes["rows"]))
             for card in profiles().values():
-                key = f"{card.name}/{workload.name}"
-                if not near:
-                    self._cells[key] = NotMeasured(reason=NO_GPU)
-                    continue
-                shapes = tuple(
+                estimate = None
+                shapes = near and tuple(
                     _shape(launch, audits[variant_key(pack.kernels[launch.kernel]), f"sm_{card.target}"], meter)
                     for launch, meter in zip(pack.launches, near[0].launches, strict=True)
                 )
-                self._cells[key] = NotMeasured(reason=NO_GPU, modelled=model_plan(shapes, card))
+                if shapes:
+                    estimate = model_plan(shapes, card)
+                cell = NotMeasured(reason=NO_GPU, modelled=estimate)
+                self._cells.append(TimedCell(hardware=card.name, workload=workload.name, cell=cell))
 
     def verdict(self) -> Verdict:
         """The ruling. Checks are listed in the order in which they are required."""
@@ -162,7 +162,7 @@ class Ruling:
         return Verdict(
             **self._facts, status=status, reason=reason, message=message, checks=checks, audits=self.audits,
             workloads=tuple(self._result(name) for name in self._trials), executor=self.executor,
-            toolchain=self.toolchain, seconds=self.seconds, cells=self._cells,
+            toolchain=self.toolchain, seconds=self.seconds, cells=tuple(self._cells),
         )  # fmt: skip
 
     def _result(self, name: str) -> WorkloadResult:

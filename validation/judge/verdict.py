@@ -82,6 +82,14 @@ class WorkloadResult(Frozen):
     errors: tuple[TensorError, ...]
 
 
+class TimedCell(Frozen):
+    """What is known of the time of one workload on one card."""
+
+    hardware: str
+    workload: str
+    cell: Cell
+
+
 class Verdict(Frozen):
     """The judge's ruling on one candidate."""
 
@@ -98,7 +106,7 @@ class Verdict(Frozen):
     checks: tuple[CheckResult, ...]
     workloads: tuple[WorkloadResult, ...] = ()
     audits: tuple[KernelAudit, ...] = ()
-    cells: dict[str, Cell] = Field(default_factory=dict, description="hardware/workload -> what is known of its time")
+    cells: tuple[TimedCell, ...] = Field(default=(), description="one for each card and declared workload")
     executor: str = Field(description="interpreter or gpu, with the device")
     sandbox: str = Field(description="what confined the candidate's code")
     toolchain: dict[str, str] = Field(default_factory=dict)

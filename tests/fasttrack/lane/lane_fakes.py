@@ -13,7 +13,7 @@ from fasttrack.package import Document, Gated, PullRequest, combined
 from fasttrack_validation.claims.cells import Measured, Modelled, NotMeasured
 from fasttrack_validation.contracts.base import Cost, Workload
 from fasttrack_validation.errors import UserError
-from fasttrack_validation.judge.verdict import CheckResult, Outcome, Status, Verdict, WorkloadResult
+from fasttrack_validation.judge.verdict import CheckResult, Outcome, Status, Verdict, TimedCell, WorkloadResult
 
 MANIFEST = """\
 [model]
@@ -160,17 +160,17 @@ class Judge:
         self.interrupt_after: int | None = None
         self.calls: list[tuple] = []
 
-    def screen(self, candidate, op, seed):
-        return self._rule("screen", candidate, ("tp8-r1", "tp8-r4"), seed, self.status(candidate))
+    def screen(self, candidate):
+        return self._rule("screen", candidate, ("tp8-r1", "tp8-r4"), self.status(candidate))
 
-    def confirm(self, candidate, op, workloads, seed):
+    def confirm(self, candidate, workloads):
         bad = Status.REJECTED if self.refuse_confirmation(candidate, tuple(workloads)) else None
-        return self._rule("confirm", candidate, tuple(workloads), seed, bad)
+        return self._rule("confirm", candidate, tuple(workloads), bad)
 
-    def _rule(self, stage, candidate, workloads, seed, status):
+    def _rule(self, stage, candidate, workloads, status):
         if self.interrupt_after is not None and len(self.calls) >= self.interrupt_after:
             raise KeyboardInterrupt
-        self.calls.append((stage, candidate.digest(), workloads, seed))
+        self.calls.append((stage, candidate.digest(), workloads))
         time.sleep(self.pause)
         status = status or Status.ACCEPTED
         bad = status is not Status.ACCEPTED
@@ -179,7 +179,8 @@ class Judge:
             message="off by 3" if bad else "", candidate_digest=candidate.digest(), contract_digest="c" * 64,
             judge_digest="d" * 64, config=candidate.config,
             checks=(CheckResult(check="C10", title="precision", outcome=Outcome.FAIL if bad else Outcome.PASS),),
-            workloads=() if bad else tuple(self._result(candidate, w, h) for w in workloads for h in self.hardware),
+            workloads=() if bad else tuple(_result(w) for w in workloads),
+            cells=() if bad else tuple(self._cell(candidate, w, h) for w in workloads for h in self.hardware),
             executor="fake", sandbox="none",
         )  # fmt: skip
         if self.log is not None:
@@ -187,7 +188,7 @@ class Judge:
                 file.write(json.dumps([stage, candidate.digest(), workloads, os.getpid()]) + "\n")
         return verdict
 
-    def _result(self, candidate, workload, hardware):
+    def _cell(self, candidate, workload, hardware):
         value = microseconds(candidate.config, workload)
         if (hardware, workload) in self.measured:
             cell = Measured(
@@ -196,10 +197,13 @@ class Judge:
         else:
             model = Modelled(microseconds=value, model="fake/1", hardware=hardware, bound="bytes")
             cell = NotMeasured(reason="no GPU here", modelled=model)
-        return WorkloadResult(
-            workload=workload, axes={"tp": 8}, held_out=False, launches=1, trials=1, distributions=(), errors=(),
-            performance=cell,
-        )  # fmt: skip
+        return TimedCell(hardware=hardware, workload=workload, cell=cell)
+
+
+def _result(workload):
+    return WorkloadResult(
+        workload=workload, axes={"tp": 8}, held_out=False, launches=1, trials=1, distributions=(), errors=()
+    )
 
 
 class Packager:

@@ -28,7 +28,7 @@ def proposal(block=16):
 
 
 def verdict(of):
-    return fakes.Judge().screen(of.candidate, "copy", 0)
+    return fakes.Judge().screen(of.candidate)
 
 
 def never():
@@ -38,30 +38,28 @@ def never():
 def test_a_closed_evaluation_is_never_run_again(tmp_path):
     one, two = proposal(16), proposal(32)
     with Archive.create(tmp_path, request()) as archive:
-        first = archive.evaluate("screen", one, (), 5, lambda: verdict(one))
-        archive.evaluate("screen", two, (), 6, lambda: verdict(two))
-        archive.evaluate("screen", one, (), 7, never)
-        confirmed = archive.evaluate("confirm", one, ("w",), 8, lambda: verdict(one))
+        first = archive.evaluate("screen", one, (), lambda: verdict(one))
+        archive.evaluate("screen", two, (), lambda: verdict(two))
+        archive.evaluate("screen", one, (), never)
+        confirmed = archive.evaluate("confirm", one, ("w",), lambda: verdict(one))
     with Archive(tmp_path / "r1") as archive:
-        assert archive.evaluate("screen", two, (), 0, never).candidate_digest == two.candidate.digest()
-        assert archive.evaluate("confirm", one, ("w",), 8, never) == confirmed
+        assert archive.evaluate("screen", two, (), never).candidate_digest == two.candidate.digest()
+        assert archive.evaluate("confirm", one, ("w",), never) == confirmed
         screened = archive.screened()
         assert [p.candidate.config["BLOCK"] for p, _ in screened] == [16, 32, 16, 32]
         assert screened[0] == (one, first) and screened[2] == (one, first)
-        # Other workloads or another seed are another question.
+        # Other workloads are another question.
         with pytest.raises(AssertionError):
-            archive.evaluate("confirm", one, ("w", "v"), 8, never)
-        with pytest.raises(AssertionError):
-            archive.evaluate("confirm", one, ("w",), 9, never)
+            archive.evaluate("confirm", one, ("w", "v"), never)
 
 
 def test_an_evaluation_cut_off_is_claimed_but_not_closed_and_runs_again(tmp_path):
     one = proposal()
     with Archive.create(tmp_path, request()) as archive, pytest.raises(KeyboardInterrupt):
-        archive.evaluate("screen", one, (), 5, lambda: (_ for _ in ()).throw(KeyboardInterrupt))
+        archive.evaluate("screen", one, (), lambda: (_ for _ in ()).throw(KeyboardInterrupt))
     with Archive(tmp_path / "r1") as archive:
         assert archive.screened() == []
-        archive.evaluate("screen", one, (), 5, lambda: verdict(one))
+        archive.evaluate("screen", one, (), lambda: verdict(one))
         assert len(archive.screened()) == 1
 
 
@@ -69,16 +67,16 @@ def test_an_evaluation_cut_off_is_claimed_but_not_closed_and_runs_again(tmp_path
 def test_a_torn_last_record_is_cut_off(tmp_path, keep):
     one, two = proposal(16), proposal(32)
     with Archive.create(tmp_path, request()) as archive:
-        archive.evaluate("screen", one, (), 5, lambda: verdict(one))
+        archive.evaluate("screen", one, (), lambda: verdict(one))
         before = (tmp_path / "r1/ledger.jsonl").read_bytes()
-        archive.evaluate("screen", two, (), 5, lambda: verdict(two))
+        archive.evaluate("screen", two, (), lambda: verdict(two))
     path = tmp_path / "r1/ledger.jsonl"
     added = path.read_bytes()[len(before) :]
     path.write_bytes(before + added[:keep])
     with Archive(tmp_path / "r1") as archive:
         assert archive.torn == len(added[:keep]) - (added[:keep].rfind(b"\n") + 1) > 0
         assert [p.candidate for p, _ in archive.screened()] == [one.candidate]
-        archive.evaluate("screen", two, (), 5, lambda: verdict(two))
+        archive.evaluate("screen", two, (), lambda: verdict(two))
     with Archive(tmp_path / "r1") as archive:
         assert archive.torn == 0 and len(archive.screened()) == 2
 
@@ -112,7 +110,7 @@ def test_two_processes_never_share_a_run(tmp_path):
 def test_a_full_or_broken_disk_leaves_nothing_half_written(tmp_path, monkeypatch, code):
     one = proposal()
     with Archive.create(tmp_path, request()) as archive:
-        archive.evaluate("screen", one, (), 5, lambda: verdict(one))
+        archive.evaluate("screen", one, (), lambda: verdict(one))
         before = (tmp_path / "r1/ledger.jsonl").read_bytes()
         real = os.pwrite
 
@@ -143,7 +141,7 @@ def test_write_file_keeps_the_old_content_when_it_fails(tmp_path, monkeypatch):
 def test_an_altered_candidate_is_refused(tmp_path):
     one = proposal()
     with Archive.create(tmp_path, request()) as archive:
-        archive.evaluate("screen", one, (), 5, lambda: verdict(one))
+        archive.evaluate("screen", one, (), lambda: verdict(one))
         (file,) = (tmp_path / "r1/candidates").iterdir()
         file.write_text(file.read_text().replace("16", "17"))
         with pytest.raises(UserError, match="does not have the digest"):

@@ -57,14 +57,12 @@ def test_the_writers_get_a_cell_for_every_place_and_the_reason_where_there_is_no
     assert found["gb300", 8, (2, 4)][0].reason == "this run has no time for gb300 at tp8-r4"
 
 
-def test_every_pick_is_confirmed_on_its_own_buckets_with_seeds_of_its_own(checkout):
+def test_every_pick_is_confirmed_on_its_own_buckets(checkout):
     judge = fakes.Judge()
     lane.propose(options(checkout), fakes.services(judge), Voice(quiet=True))
     confirmations = [call for call in judge.calls if call[0] == "confirm"]
     # Two picks for h200, and the configuration that gb300 keeps.
     assert sorted(call[2] for call in confirmations) == [("tp8-r1",), ("tp8-r1", "tp8-r4"), ("tp8-r4",)]
-    screened = {call[3] for call in judge.calls if call[0] == "screen"}
-    assert not screened & {call[3] for call in confirmations}
     digests = [call[1] for call in judge.calls if call[0] == "screen"]
     assert len(digests) == len(set(digests))
 
@@ -171,7 +169,7 @@ def test_submit_installs_what_was_judged_and_confirms_kept_entries(checkout):
     assert table.at("h200", 8, 1).config["BLOCK"] == 16 and table.at("h200", 8, 4).config["BLOCK"] == 32
     # gb300 was not timed: its old configuration had to pass with the new sources, at both workloads.
     confirmations = [call for call in judge.calls if call[0] == "confirm"]
-    confirmed = {(digest, workload) for _, digest, names, _ in confirmations for workload in names}
+    confirmed = {(digest, workload) for _, digest, names in confirmations for workload in names}
     kept = Candidate(
         op="copy", entry="kernels/copy.py", config=table.at("gb300", 8, 1).config,
         files={"kernels/copy.py": "# new\n" + fakes.KERNEL, "kernels/extra.py": ""},

@@ -19,7 +19,7 @@ def evaluation(objective, status=Status.ACCEPTED):
     candidate = Candidate(op="copy", entry="k.py", files={"k.py": ""}, config=config)
     judge = fakes.Judge()
     judge.status = lambda _: None if status is Status.ACCEPTED else status
-    return Evaluation(Proposal(candidate, ""), judge.screen(candidate, "copy", 0), objective)
+    return Evaluation(Proposal(candidate, ""), judge.screen(candidate), objective)
 
 
 def stop(objectives, seconds=0.0, floors=FLOORS):
@@ -59,10 +59,3 @@ def test_a_judge_that_cannot_rule_stops_the_run(status):
     healthy = evaluation(None, Status.REJECTED)
     assert "could not rule" in rounds.stop(REQUEST, [sick] * 3, 0, FLOORS)
     assert rounds.stop(REQUEST, [sick, healthy, sick], 0, FLOORS) is None
-
-
-def test_seeds_differ_by_purpose_and_fit_63_bits():
-    purposes = (("screen", "a"), ("confirm", "a"), ("confirm", "a", "w"))
-    seeds = [rounds.seed_of(seed, *purpose) for seed in (1, 2) for purpose in purposes]
-    assert len(set(seeds)) == 6 and all(0 <= seed < 2**63 for seed in seeds)
-    assert seeds[0] == rounds.seed_of(1, "screen", "a")

@@ -24,7 +24,7 @@ def judged(block, *, sources="old", warps=1, status=Status.ACCEPTED, **judge):
     candidate = Candidate(op="copy", entry="k.py", files={"k.py": f"# {sources}"}, config=config)
     fake = fakes.Judge(**judge)
     fake.status = lambda _: None if status is Status.ACCEPTED else status
-    return Judged(candidate, fake.screen(candidate, "copy", 0))
+    return Judged(candidate, fake.screen(candidate))
 
 
 OLD, NEW = judged(16).sources, judged(16, sources="new").sources

@@ -114,7 +114,6 @@ def make(message: str = "", measured_cells: bool = False) -> d.ReportData:
             trials=6,
             distributions=("normal",),
             errors=(error("out", scale), error("state", 0.9)),
-            performance=NotMeasured(reason=NO_GPU),
         )
         for name, rows, scale in (("tp8-b1", 1, 1.0), ("tp8-b4", 4, 1.2))
     )
