@@ -217,11 +217,13 @@ def _work(archive: Archive, tree: workspace.Worktree, services: Services, voice:
 
     bundle = Bundle(
         request=request, directory=directory, contract=contract, baselines=baselines, evaluations=tuple(history),
-        stopped=stopped, dropped=settled.dropped, picks=settled.picks, table_before=table,
-        not_run=tuple((stage, no_timing) for stage in ("numerics on the model", "accuracy", "performance")),
+        stopped=stopped, dropped=settled.dropped, picks=settled.picks, table_before=table, author=tree.author(),
+        base_files=frozenset(p.relative_to(directory.path).as_posix() for p in directory.path.rglob("*") if p.is_file()),
         seconds=archive.seconds,
     )  # fmt: skip
-    report, evidence = _write(bundle, settled, buckets, services.packager, archive.directory)
+    if bundle.author[1]:
+        voice.say(f"note: no git identity is configured; the commit is by {bundle.author[0]} and cannot leave draft")
+    report, evidence, written = _write(bundle, settled, buckets, services.packager, archive.directory)
     commit = tree.commit(_message(bundle), f"models/{request.model}")
     if commit is None:
         message = "the picks are those of the tree; there is nothing to propose"
@@ -229,7 +231,7 @@ def _work(archive: Archive, tree: workspace.Worktree, services: Services, voice:
     gated = services.gate(directory.checkout, request.base, commit, request.model)
     if gated.exit_code:
         return Outcome(**common, exit_code=gated.exit_code, message="the gate refuses the change", notes=gated.reasons)
-    draft = services.packager.pull_request(bundle, evidence, commit, gated)
+    draft = services.packager.pull_request(bundle, evidence, written, commit, gated)
     body = archive.directory / "pull_request.md"
     write_file(body, f"{draft.title}\n\n{draft.body}".encode())
     return Outcome(
@@ -240,21 +242,29 @@ def _work(archive: Archive, tree: workspace.Worktree, services: Services, voice:
 
 def _write(
     bundle: Bundle, settled: picks.Settled, buckets: Sequence[model_dir.Bucket], packager: Packager, run: Path
-) -> tuple[Path, Document]:
-    """Kernels, evidence, dispatch table and report into the worktree; the report into the run directory as well."""
+) -> tuple[Path, Document, tuple[Document, ...]]:
+    """Kernels, evidence, dispatch table and report into the worktree; the report into the run directory as well.
+
+    Returns the page, the evidence, and the files beside the report that differ from the base.
+    """
     root, op = bundle.directory.path, bundle.directory.manifest.op(bundle.request.op)
     evidence = packager.evidence(bundle)
     table = picks.new_table(settled, buckets, bundle.table_before, evidence.path)
     dispatch.check_cover(table, bundle.directory.envelope, root / op.dispatch)
-    for name, text in settled.sources.items():
-        write_file(root / name, text.encode())
-    write_file(root / op.dispatch, dispatch.render(table).encode())
-    write_file(root / evidence.path, evidence.text.encode())
-    report = packager.report(bundle, table, evidence)
+    files = [Document(name, text) for name, text in settled.sources.items()]
+    files += [Document(op.dispatch, dispatch.render(table)), evidence]
+    written = tuple(file for file in files if not _stands(root / file.path, file.text))
+    for document in written:
+        write_file(root / document.path, document.text.encode())
+    report = packager.report(bundle, evidence, written)
     for document in report:
         write_file(root / document.path, document.text.encode())
         write_file(run / document.path, document.text.encode())
-    return run / report[0].path, evidence
+    return run / report[0].path, evidence, written
+
+
+def _stands(path: Path, text: str) -> bool:
+    return path.is_file() and path.read_bytes() == text.encode()
 
 
 def _message(bundle: Bundle) -> str:

@@ -56,7 +56,10 @@ class Bundle:
     dropped: tuple[str, ...]
     picks: tuple[Pick, ...]
     table_before: Table
-    not_run: tuple[tuple[str, str], ...]
+    author: tuple[str, bool]
+    """Name and address that the commit will carry, and whether they are the fallback."""
+    base_files: frozenset[str]
+    """Files of the model directory at the base, relative to it."""
     seconds: float
 
 
@@ -82,10 +85,15 @@ class Packager(Protocol):
     def evidence(self, bundle: Bundle) -> Document:
         """The judge's statement about the op as it is dispatched (see `combined`), below `evidence/`."""
 
-    def report(self, bundle: Bundle, table: Table, evidence: Document) -> tuple[Document, ...]:
-        """The design report below `report/`; the first document is the page that a reviewer opens."""
+    def report(self, bundle: Bundle, evidence: Document, written: Sequence[Document]) -> tuple[Document, ...]:
+        """The design report below `report/` with its raw files; the first document is the page a reviewer opens.
 
-    def pull_request(self, bundle: Bundle, evidence: Document, commit: str, gate: "Gated") -> PullRequest:
+        `written` are the other files that the run changes.
+        """
+
+    def pull_request(
+        self, bundle: Bundle, evidence: Document, written: Sequence[Document], commit: str, gate: "Gated"
+    ) -> PullRequest:
         """The draft's text, once the commit is there and the gate has seen it."""
 
 

@@ -1,6 +1,7 @@
 """The real parts behind the lane's interfaces. Everything heavy is imported here, when a command needs it."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ from .package import Bundle, Document, Gated, PullRequest, cells, combined
 if TYPE_CHECKING:
     from fasttrack_validation.contracts import ModelContract
 
-    from .dispatch import Table
+    from .report.data import ReportData
 
 
 def default() -> Services:
@@ -33,7 +34,9 @@ def judge(contract: "ModelContract", unsafe_no_sandbox: bool):
     """The judge of `contract`, to be entered."""
     from fasttrack_validation.judge.judge import Judge
 
-    return Judge(contract, unsafe_no_sandbox=unsafe_no_sandbox)
+    from .storage import kernel_cache
+
+    return Judge(contract, cache=kernel_cache(), unsafe_no_sandbox=unsafe_no_sandbox)
 
 
 def why_no_timing() -> str:
@@ -86,14 +89,28 @@ class Writers:
         text = json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
         return Document(evidence.file_name(statement), text)
 
-    def report(self, bundle: Bundle, table: "Table", evidence: Document) -> tuple[Document, ...]:
-        """The design report."""
-        from .report import render
+    def report(self, bundle: Bundle, evidence: Document, written: Sequence[Document]) -> tuple[Document, ...]:
+        """The design report as a page for browsers and as Markdown, and the archive's summary behind it."""
+        from .report.assemble import archive_document
+        from .report.render import render
 
-        return render.documents(bundle, table, evidence)
+        archive = archive_document(bundle)
+        markdown, page = render(self._data(bundle, evidence, (*written, archive)))
+        return Document("report/design.html", page), Document("report/design.md", markdown), archive
 
-    def pull_request(self, bundle: Bundle, evidence: Document, commit: str, gate: Gated) -> PullRequest:
+    def pull_request(
+        self, bundle: Bundle, evidence: Document, written: Sequence[Document], commit: str, gate: Gated
+    ) -> PullRequest:
         """Title and body of the draft."""
-        from . import pull_request
+        from .pull_request import pull_request
+        from .report.assemble import archive_document
 
-        return pull_request.draft(bundle, evidence, commit, gate.answer)
+        data = self._data(bundle, evidence, (*written, archive_document(bundle)))
+        draft = pull_request(data, gate.answer, head=commit, branch=bundle.request.branch)
+        return PullRequest(draft.title, draft.body)
+
+    def _data(self, bundle: Bundle, document: Document, written: Sequence[Document]) -> "ReportData":
+        from . import evidence
+        from .report.assemble import report_data
+
+        return report_data(bundle, evidence.parse(document.text.encode(), document.path), written)

@@ -31,6 +31,11 @@ def runs_directory(checkout: Path, environment: Mapping[str, str] = os.environ) 
     return base / f"{label}-{sha256(os.fsencode(checkout))[:12]}"
 
 
+def kernel_cache(environment: Mapping[str, str] = os.environ) -> Path:
+    """Where the judge keeps compiled kernels between runs."""
+    return home(environment) / "kernels"
+
+
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
     """Turns a failure to write `path` (no space, no permission, a broken disk) into a UserError."""

@@ -94,13 +94,18 @@ class Worktree:
         # Twice forced: a killed git may have left the directory registered and locked.
         git(self.checkout, "worktree", "add", "--quiet", "--force", "--force", *arguments)
 
+    def author(self) -> tuple[str, bool]:
+        """"name <address>" that a commit will carry, and whether it is the fallback for want of a configured one."""
+        name, address = self._setting("user.name"), self._setting("user.email")
+        return (f"{name} <{address}>", False) if name and address else (f"{IDENTITY[0]} <{IDENTITY[1]}>", True)
+
     def commit(self, message: str, under: str) -> str | None:
         """Commits what changed under `under`; the new commit, or None when nothing changed."""
         git(self.directory, "add", "--all", "--force", "--", under)
         if not git(self.directory, "diff", "--cached", "--name-only", "-z"):
             return None
         settings = []
-        if not (self._setting("user.name") and self._setting("user.email")):
+        if self.author()[1]:
             settings = ["-c", f"user.name={IDENTITY[0]}", "-c", f"user.email={IDENTITY[1]}"]
         git(self.directory, *settings, "commit", "--quiet", "--no-verify", "--no-gpg-sign", "--message", message)
         return head(self.directory)

@@ -9,6 +9,8 @@ nothing and are shown as nothing but a floor at datasheet bandwidth.
 import math
 from dataclasses import dataclass
 
+from fasttrack_validation.performance.hardware import profiles
+
 from .space import Config, InFlight, Space
 
 # What one multiprocessor can have under way: its loads land in registers (256 KiB) or shared memory (up to 227 KiB),
@@ -30,10 +32,12 @@ class Card:
         return self.bytes_per_second * self.latency_seconds
 
 
-# Bandwidths are the datasheets'. The latency is a working figure for a loaded HBM read on both generations.
+# A working figure for a loaded HBM read on both generations.
+LATENCY_SECONDS = 0.8e-6
+
 CARDS = {
-    "h200": Card(bytes_per_second=4.8e12, multiprocessors=132, latency_seconds=0.8e-6),
-    "gb300": Card(bytes_per_second=8.0e12, multiprocessors=148, latency_seconds=0.8e-6),
+    name: Card(card.datasheet_bytes_per_second, card.multiprocessors, LATENCY_SECONDS)
+    for name, card in profiles().items()
 }
 
 

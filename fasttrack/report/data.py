@@ -160,6 +160,7 @@ class ReportData(Frozen):
     owner_paragraph: str = Field(description="a person's own words; empty means that nothing leaves draft")
     maintenance: Maintenance
     decisions: tuple[Decision, ...]
+    not_run: tuple[tuple[str, str], ...] = Field(default=(), description="(what, why) of other stages that did not run")
 
     @model_validator(mode="after")
     def _about_one_model(self) -> "ReportData":
@@ -224,4 +225,4 @@ class ReportData(Frozen):
                      for check in op.verdict.checks if check.outcome is Outcome.NOT_RUN]  # fmt: skip
         told = {op.op for op in self.ops}
         rows += [(f"{op}: everything", "no statement of the judge") for op in self.manifest_ops if op not in told]
-        return (*rows, *((f"exam {exam.name}", exam.reason) for exam in self.exams))
+        return (*rows, *self.not_run, *((f"exam {exam.name}", exam.reason) for exam in self.exams))

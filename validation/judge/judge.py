@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -35,6 +36,9 @@ from .verdict import CheckResult, Verdict
 
 # Row counts of the screening workloads: one skinny and one small batch; confirmation covers every bucket.
 SCREEN_ROWS = (1, 4)
+# Twins (moved memory, a perturbed row) are run up to this many rows: what they show does not depend on the batch, and
+# interpreting a large one takes minutes.
+TWIN_ROWS = 8
 RECORD_MODULE = stages.RECORD_ENTRY.partition(":")[0]
 COMPILE_MODULE = stages.COMPILE_ENTRY.partition(":")[0]
 INTERPRET_MODULE = INTERPRET_ENTRY.partition(":")[0]
@@ -101,7 +105,11 @@ class Judge:
         if missing:
             raise UserError(f"unknown workload {missing[0]!r} of {candidate.op}", f"known: {', '.join(declared)}")
         chosen = tuple(declared[name] for name in workloads)
-        return self._judge(candidate, contract, chosen, modelled=chosen, every_distribution=False)
+        # Twins are interpreted at a small batch only, so each TP brings one along.
+        tps = {w.axes["tp"] for w in chosen}
+        small = tuple(w for w in declared.values() if w.axes["tp"] in tps and w.axes["rows"] == SCREEN_ROWS[-1])
+        together = tuple({w.name: w for w in (*chosen, *small)}.values())
+        return self._judge(candidate, contract, together, modelled=chosen, every_distribution=False)
 
     def _contract(self, op: str) -> OpContract:
         return self.model.op(op)
@@ -119,7 +127,9 @@ class Judge:
             ruling.add(self._check_sanity(contract))
         # Unseen layouts are drawn before recording only because a plan is recorded per layout; the recorder shows
         # nothing of them to anyone, and values are drawn afterwards.
-        unseen = tuple(contract.vary(w, secrets.randbits(62)) for w in workloads)
+        unseen = tuple(
+            contract.vary(w, secrets.randbits(62)).model_copy(update={"held_out": True}) for w in workloads
+        )
         everything = {w.name: w for w in (*modelled, *workloads, *unseen)}
         with _timed(ruling, "record"):
             source = stages.extract_source(candidate, ruling)
@@ -150,16 +160,13 @@ class Judge:
         done: list[Trial] = []
 
         def run(group: tuple[TrialSpec, ...]) -> list[Trial]:
-            trials = []
-            for spec in group:
-                pack = packs[spec.workload.name]
-                try:
-                    prepared = self._prepare(candidate, contract, pack, spec)
-                except stages.PrepareFailed as error:
-                    trials.append(Trial(spec, "error", str(error), {}))
-                else:
-                    trials.append(run_trial(contract, spec, pack, prepared, executor))
-            return trials
+            # The trials of a group share their static tensors, and so what `prepare` makes of them.
+            pack = packs[group[0].workload.name]
+            try:
+                prepared = self._prepare(candidate, contract, pack, group[0])
+            except stages.PrepareFailed as error:
+                return [Trial(group[0], "error", str(error), {})]
+            return [run_trial(contract, spec, pack, prepared, executor) for spec in group]
 
         with ThreadPoolExecutor(self._concurrency) as pool:
             for start in range(0, len(groups), self._concurrency):
@@ -185,17 +192,17 @@ def _plan_trials(contract, workloads, unseen, every_distribution) -> Iterator[tu
     first, *rest = contract.distributions
     for workload in workloads:
         yield _group(contract, workload, first)
-    for index, workload in enumerate(unseen):
-        names = contract.distributions if every_distribution and index % len(SCREEN_ROWS) else (
-            # At confirmation and on the skinny workload: one that the system's random source picks.
-            secrets.choice(tuple(contract.distributions)),
-        )
-        for name in names:
-            yield (_spec(workload, name),)
+    for workload in unseen:
+        # At confirmation and on the skinny workload: one that the system's random source picks.
+        every = every_distribution and workload.axes["rows"] > 1
+        for name in contract.distributions if every else (secrets.choice(rest),):
+            yield (replace(_spec(workload, name), order=f"shuffled:{secrets.randbits(31)}"),)
 
 
 def _group(contract: OpContract, workload: Workload, distribution: str) -> tuple[TrialSpec, ...]:
     base = _spec(workload, distribution)
+    if workload.axes["rows"] > TWIN_ROWS:
+        return (base,)
     # Same inputs; other addresses, poison, scratch and program order.
     moved = TrialSpec(
         workload, distribution, base.seed, secrets.randbits(62), poison=PLAUSIBLE,

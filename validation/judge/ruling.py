@@ -11,7 +11,7 @@ from ..timing.model import LaunchShape, model_plan
 from .candidate import Candidate
 from .inspect_trial import Finding
 from .pack import KernelPack, variant_key
-from .trials import Trial
+from .trials import PLAUSIBLE, Trial
 from .verdict import CheckResult, KernelAudit, Outcome, TensorError, TimedCell, Verdict, WorkloadResult, rule
 
 TITLES = {
@@ -53,6 +53,7 @@ class Ruling:
         self._checks: dict[str, CheckResult] = {}
         self._workloads: dict[str, Workload] = {}
         self._launches: dict[str, int] = {}
+        self._plan: KernelPack | None = None
         self._trials: dict[str, list[Trial]] = {}
         self._pools: dict[tuple[str, str, str], list[Measurement]] = {}
         self._errors: dict[str, dict[str, TensorError]] = {}
@@ -93,6 +94,7 @@ class Ruling:
         """Remembers which workloads have a valid plan."""
         self._workloads.update({w.name: w for w in workloads})
         self._launches.update({name: len(pack.launches) for name, pack in packs.items()})
+        self._plan = next(iter(packs.values()))
 
     def hold(
         self, trial: Trial, contract: OpContract, measured: Mapping[str, Measurement], cause: Callable[[str], str | None]
@@ -118,16 +120,20 @@ class Ruling:
         for trial in trials:
             self._trials.setdefault(trial.spec.workload.name, []).append(trial)
         self._check_freshness(contract, trials)
-        distributions = {trial.spec.distribution for trial in trials}
-        figures = {
-            "C11": {"distributions": len(distributions)},
-            "C13": {"workloads": len({t.spec.workload.name for t in trials if t.spec.workload.held_out})},
+        counts = {
+            "C11": ("distributions", len({trial.spec.distribution for trial in trials}), 2),
+            "C13": ("unseen_workloads", len({t.spec.workload.name for t in trials if t.spec.workload.held_out}), 1),
+            "C14": ("twins", sum(is_twin(trial) for trial in trials), 2),
         }
         for check in TRIAL_CHECKS:
-            outcome = Outcome.PASS if complete else Outcome.NOT_RUN
-            message = "" if complete else "an earlier check failed; not every trial ran"
-            if check not in self._checks:
-                self.add(_result(check, outcome, None if complete else f"{check}.not_run", message, figures.get(check)))
+            if check in self._checks:
+                continue
+            what, count, needed = counts.get(check, ("trials", len(trials), 1))
+            if complete and count >= needed:
+                self.add(_result(check, Outcome.PASS, figures={what: count}))
+            else:
+                why = "too little was tried to tell" if complete else "an earlier check failed; not every trial ran"
+                self.add(_result(check, Outcome.NOT_RUN, f"{check}.not_run", why, {what: count}))
 
     def model_times(
         self, packs: Mapping[str, KernelPack], trials: list[Trial], modelled: Iterable[Workload],
@@ -162,7 +168,7 @@ class Ruling:
         return Verdict(
             **self._facts, status=status, reason=reason, message=message, checks=checks, audits=self.audits,
             workloads=tuple(self._result(name) for name in self._trials), executor=self.executor,
-            toolchain=self.toolchain, seconds=self.seconds, cells=tuple(self._cells),
+            toolchain=self.toolchain, seconds=self.seconds, plan=self._plan, cells=tuple(self._cells),
         )  # fmt: skip
 
     def _result(self, name: str) -> WorkloadResult:
@@ -196,14 +202,19 @@ class Ruling:
     def _check_freshness(self, contract: OpContract, trials: list[Trial]) -> None:
         seen: dict[str, int] = {}
         for trial in trials:
-            if trial.spec.poison != "nan" or trial.spec.perturbed_row is not None:
-                continue  # a twin: the same inputs on purpose
+            if is_twin(trial):
+                continue  # the same inputs on purpose
             names = [s.name for s in contract.tensors(trial.spec.workload) if s.role is TensorRole.INPUT]
             raw = b"".join(_raw(trial.inputs[name]) for name in names)
             digest = sha256(raw)
             if digest in seen:
                 self.add(_result("C2", Outcome.INVALID, "inputs.repeated", "two trials drew the same inputs"))
             seen[digest] = 1
+
+
+def is_twin(trial: Trial) -> bool:
+    """Whether a trial repeats another one's inputs: with memory moved, or with one row redrawn."""
+    return trial.spec.poison == PLAUSIBLE or trial.spec.perturbed_row is not None
 
 
 def _result(

@@ -6,6 +6,7 @@ from pydantic import Field
 
 from ..claims.cells import Cell
 from ..records import Frozen
+from .pack import KernelPack
 
 
 class Status(StrEnum):
@@ -107,6 +108,7 @@ class Verdict(Frozen):
     workloads: tuple[WorkloadResult, ...] = ()
     audits: tuple[KernelAudit, ...] = ()
     cells: tuple[TimedCell, ...] = Field(default=(), description="one for each card and declared workload")
+    plan: KernelPack | None = Field(default=None, description="launch plan at the first workload, for the report")
     executor: str = Field(description="interpreter or gpu, with the device")
     sandbox: str = Field(description="what confined the candidate's code")
     toolchain: dict[str, str] = Field(default_factory=dict)

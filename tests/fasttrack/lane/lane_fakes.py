@@ -212,10 +212,10 @@ class Packager:
     def evidence(self, bundle):
         return Document("evidence/copy.json", combined(bundle.picks).canonical_json() + "\n")
 
-    def report(self, bundle, table, evidence):
+    def report(self, bundle, evidence, written):
         return (Document("report/copy.md", f"# copy\n\n{len(bundle.evaluations)} candidates\n"),)
 
-    def pull_request(self, bundle, evidence, commit, gate):
+    def pull_request(self, bundle, evidence, written, commit, gate):
         return PullRequest("Faster copy", "body")
 
 

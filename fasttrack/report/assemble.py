@@ -1,0 +1,171 @@
+"""From a finished run to the record that the design report and the pull request are rendered from."""
+
+import inspect
+import json
+from collections.abc import Iterable
+
+from fasttrack_validation.claims.cells import Modelled
+from fasttrack_validation.coverage import Stage as CoverageStage
+from fasttrack_validation.coverage import coverage, load_plan
+from fasttrack_validation.judge.verdict import Outcome
+
+from .. import evidence
+from ..confinement.check import ChangedFile
+from ..package import Bundle, Document
+from ..selection import times
+from .data import (
+    Attempt,
+    Decision,
+    Exam,
+    Grid,
+    Maintenance,
+    OpReport,
+    Prediction,
+    Provenance,
+    ReportData,
+)
+from .risks import risky_mechanisms
+
+OWNER_PARAGRAPH = "report/owner.md"
+
+
+def archive_document(bundle: Bundle) -> Document:
+    """Every candidate of the run with its verdict, as the raw file behind "alternatives tried"."""
+    picked = {pick.candidate.digest() for pick in bundle.picks}
+    rows = [
+        {
+            "round": number,
+            "candidate": evaluation.proposal.candidate.digest(),
+            "note": evaluation.proposal.note,
+            "config": evaluation.proposal.candidate.config,
+            "status": evaluation.verdict.status,
+            "reason": evaluation.verdict.reason,
+            "message": evaluation.verdict.message,
+            "picked": evaluation.proposal.candidate.digest() in picked,
+            "modelled_microseconds": {
+                f"{hardware}/{workload}": time.microseconds
+                for (hardware, workload), time in times(evaluation.verdict).items()
+                if not time.measured
+            },
+            "seconds": evaluation.verdict.seconds,
+        }
+        for number, evaluation in enumerate(bundle.evaluations)
+    ]
+    value = {
+        "run": bundle.request.run, "op": bundle.request.op, "agent": bundle.request.agent, "seed": bundle.request.seed,
+        "stopped": bundle.stopped, "dropped": list(bundle.dropped), "candidates": rows,
+    }  # fmt: skip
+    text = json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+    return Document(f"evidence/archive/{bundle.request.op}.json", text)
+
+
+def report_data(bundle: Bundle, statement: evidence.Statement, written: Iterable[Document]) -> ReportData:
+    """The report's record. `written` are the files that the run changes, report pages left out."""
+    request, manifest = bundle.request, bundle.directory.manifest
+    contract = bundle.contract.op(request.op)
+    source = evidence.file_name(statement)
+    archive = archive_document(bundle).path
+    verdicts = [verdict for pick in bundle.picks for verdict in pick.confirmations]
+    rows = coverage(load_plan(bundle.contract.model), verdicts, frozenset())
+    predictions = tuple(
+        Prediction(
+            workload=baseline.bucket.workload, bytes=baseline.bytes,
+            flops=contract.cost(_workload(contract, baseline.bucket.workload)).flops,
+            floor=_floor(baseline), source=source,
+        )
+        for baseline in bundle.baselines
+    )  # fmt: skip
+    picked = {pick.candidate.digest() for pick in bundle.picks}
+    cells = statement.predicate.performance
+    plan = verdicts[0].plan
+    files = {name: text.encode() for name, text in bundle.picks[0].candidate.files.items()}
+    author, fallback = bundle.author
+    return ReportData(
+        model=request.model,
+        directory=f"models/{request.model}",
+        problem=f"A faster kernel for {request.op}: {inspect.getdoc(type(contract)).splitlines()[0]}",
+        ops=(
+            OpReport(
+                statement=statement, source=source, plan=plan, plan_source=source if plan else None,
+                predictions=predictions, rationale="",
+            ),
+        ),
+        manifest_ops=tuple(manifest.ops),
+        envelope={
+            f"{entry.hardware}, TP{entry.tp}": f"rows {entry.rows[0]} to {entry.rows[1]}, {', '.join(entry.dtypes)}"
+            for entry in manifest.envelope
+        },
+        switch_off="remove the op's entries from the dispatch table: the stock path runs wherever no entry applies",
+        files=tuple(_changed(bundle, document) for document in written),
+        attempts=tuple(
+            Attempt(
+                candidate=evaluation.proposal.candidate.digest()[:12], op=request.op, round=number,
+                status=evaluation.verdict.status, reason=evaluation.verdict.reason,
+                message=evaluation.verdict.message or evaluation.proposal.note,
+                picked=evaluation.proposal.candidate.digest() in picked, source=archive,
+            )
+            for number, evaluation in enumerate(bundle.evaluations)
+        ),
+        exams=tuple(
+            Exam(name=row.title, reason=row.reason)
+            for row in rows
+            if row.stage is CoverageStage.ACCURACY and row.outcome is Outcome.NOT_RUN
+        ),
+        grid=Grid(
+            hardware=tuple(dict.fromkeys(cell.hardware for cell in cells)),
+            tp=tuple(dict.fromkeys(cell.tp for cell in cells)),
+            buckets=tuple(dict.fromkeys(cell.bucket for cell in cells)),
+        ),
+        risks=risky_mechanisms(files, [plan] if plan else []),
+        provenance=Provenance(
+            agent=request.agent, seed=request.seed, rounds=len(bundle.evaluations), base_commit=request.base,
+            author=author, fallback_identity=fallback, source=archive,
+        ),
+        owner_paragraph=_owner_paragraph(bundle),
+        maintenance=Maintenance(
+            owner=manifest.model.owner, review=str(manifest.model.review_by), removal=str(manifest.model.remove_by)
+        ),
+        decisions=_decisions(bundle, source, archive, rows),
+        not_run=tuple(
+            (row.title, row.reason)
+            for row in rows
+            if row.stage is CoverageStage.NUMERICS and row.outcome is not Outcome.PASS
+        ),
+    )  # fmt: skip
+
+
+def _decisions(bundle: Bundle, source: str, archive: str, rows) -> tuple[Decision, ...]:
+    decisions = [Decision(question="Should this design live in the model directory?", source=source)]
+    if any(not time.measured for pick in bundle.picks for time in pick.times.values()):
+        question = "No cell is backed by a measurement: may modelled picks stand in the dispatch table until a GPU decides?"
+        decisions.append(Decision(question=question, source=archive))
+    if any(row.outcome is Outcome.NOT_RUN and row.stage is not CoverageStage.PERFORMANCE for row in rows):
+        question = "Which of the stages that were not run must run before this leaves draft?"
+        decisions.append(Decision(question=question, source=source))
+    return tuple(decisions)
+
+
+def _floor(baseline) -> Modelled | None:
+    if baseline.floor_microseconds is None:
+        return None
+    return Modelled(
+        microseconds=baseline.floor_microseconds, model="bytes at datasheet bandwidth",
+        hardware=baseline.bucket.hardware, bound="bytes",
+    )  # fmt: skip
+
+
+def _workload(contract, name: str):
+    return next(workload for workload in contract.workloads() if workload.name == name)
+
+
+def _changed(bundle: Bundle, document: Document) -> ChangedFile:
+    known = document.path in bundle.base_files
+    return ChangedFile(
+        path=f"models/{bundle.request.model}/{document.path}", status="M" if known else "A",
+        old_mode="100644" if known else "000000", new_mode="100644", bytes=len(document.text.encode()),
+    )  # fmt: skip
+
+
+def _owner_paragraph(bundle: Bundle) -> str:
+    path = bundle.directory.path / OWNER_PARAGRAPH
+    return path.read_text("utf-8") if path.is_file() else ""
