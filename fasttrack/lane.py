@@ -1,7 +1,7 @@
 """propose(): from a model directory to a branch with a better one, its evidence and its report."""
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,6 +58,8 @@ class Services:
     packager: Packager
     gate: Gate
     why_no_timing: Callable[[], str]
+    check_policy: Callable[[Path, str, str, str], None]
+    """(checkout, base, contract, op): raises UserError where the running judge is not the one of the base."""
 
 
 class Outcome(Frozen):
@@ -85,7 +87,7 @@ def propose(options: Options, services: Services, voice: Voice) -> Outcome:
     voice.say(f"agent {agent}: {why}")
     directory = model_dir.load(options.model, options.checkout, need_checkout=True)
     contract = services.contract(directory.manifest.model.contract)
-    request = _request(options, directory, contract, agent, why)
+    request = _request(options, directory, contract, services, agent, why)
     scripted = choice.scripted_proposals(
         directory, options.op, transcript=options.transcript, submitted=options.submitted
     )
@@ -127,11 +129,15 @@ def resume(
 
 
 def _request(
-    options: Options, directory: model_dir.ModelDirectory, contract: "ModelContract", agent: str, why: str
+    options: Options, directory: model_dir.ModelDirectory, contract: "ModelContract", services: Services, agent: str,
+    why: str,
 ) -> Request:
     """Step 1: everything that can be refused without running anything is refused here."""
     directory.check_contract(contract)
     directory.table(options.op)
+    contract.op(options.op)
+    base = workspace.head(directory.checkout)
+    services.check_policy(directory.checkout, base, directory.manifest.model.contract, options.op)
     known = sorted({entry.hardware for entry in directory.manifest.envelope})
     hardware = tuple(known) if "auto" in options.hardware else tuple(sorted(set(options.hardware)))
     for name in hardware:
@@ -145,7 +151,7 @@ def _request(
         run=run, model=options.model, op=options.op, agent=agent, why_agent=why, rounds=options.rounds,
         budget_minutes=options.budget_minutes, seed=seed, hardware=hardware,
         branch=options.branch or f"fasttrack/{options.model}/{options.op}/{run}",
-        base=workspace.head(directory.checkout), scripted=agent in ("single", "replay"),
+        base=base, scripted=agent in ("single", "replay"),
         unsafe_no_sandbox=options.unsafe_no_sandbox,
     )  # fmt: skip
 
@@ -189,8 +195,8 @@ def _work(archive: Archive, tree: workspace.Worktree, services: Services, voice:
     no_timing = services.why_no_timing()
     baselines = tuple(_baseline(op, bucket, no_timing) for bucket in asked)
     floors = {(b.bucket.hardware, b.bucket.workload): b.floor_microseconds for b in baselines}
-    for baseline in baselines:
-        voice.say(_show(baseline))
+    for line in _show(baselines):
+        voice.say(line)
 
     scripted = None
     if request.scripted:
@@ -300,9 +306,14 @@ def _baseline(op: "OpContract", bucket: model_dir.Bucket, no_timing: str) -> Bas
     return Baseline(bucket, total, bound, NotMeasured(reason=no_timing))
 
 
-def _show(baseline: Baseline) -> str:
-    bucket, bound = baseline.bucket, "no datasheet figures"
-    if baseline.floor_microseconds is not None:
-        bound = f"floor {baseline.floor_microseconds:.2f} us (datasheet)"
-    place = f"{bucket.hardware} tp={bucket.tp} rows {bucket.rows[0]}-{bucket.rows[1]}"
-    return f"  {place}: {baseline.bytes:,} bytes, {bound}; stock path not measured: {baseline.stock.reason}"
+def _show(baselines: Sequence[Baseline]) -> Iterator[str]:
+    """One line for each card and TP: how far down each batch bucket could go."""
+    groups: dict[tuple[str, int], list[Baseline]] = {}
+    for baseline in baselines:
+        groups.setdefault((baseline.bucket.hardware, baseline.bucket.tp), []).append(baseline)
+    for (hardware, tp), members in groups.items():
+        if all(one.floor_microseconds is not None for one in members):
+            cells = ", ".join(f"{one.bucket.rows[1]}: {one.floor_microseconds:.2f}" for one in members)
+            yield f"  {hardware} TP{tp}: floor at datasheet bandwidth, us by rows: {cells}"
+    for reason in dict.fromkeys(one.stock.reason for one in baselines):
+        yield f"  stock path not measured: {reason}"

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 
+from fasttrack_validation.errors import UserError
+
 from .lane import Services
 from .package import Bundle, Document, Gated, PullRequest, cells, combined
 
@@ -20,7 +22,10 @@ def default() -> Services:
     from . import doctor
 
     doctor.require_toolchain()
-    return Services(contract=contract, judge=judge, packager=Writers(), gate=gate, why_no_timing=why_no_timing)
+    return Services(
+        contract=contract, judge=judge, packager=Writers(), gate=gate, why_no_timing=why_no_timing,
+        check_policy=check_policy,
+    )  # fmt: skip
 
 
 def contract(name: str) -> "ModelContract":
@@ -37,6 +42,24 @@ def judge(contract: "ModelContract", unsafe_no_sandbox: bool):
     from .storage import kernel_cache
 
     return Judge(contract, cache=kernel_cache(), unsafe_no_sandbox=unsafe_no_sandbox)
+
+
+def check_policy(checkout: Path, base: str, contract: str, op: str) -> None:
+    """Refuses to judge with other rules than those of the base: such evidence would be stale when it is written."""
+    from fasttrack_validation import contracts, digests
+
+    from .gate import policy_files
+    from .git import Repository
+
+    with Repository.open(checkout).quarantine() as objects:
+        source, files = policy_files(objects, base)
+    same = digests.judge_digest(files) == digests.installed_judge_digest()
+    if not same or contracts.contract_digest(contract, op, files) != contracts.contract_digest(contract, op):
+        part = f"the contract of {op}" if same else "the judge"
+        raise UserError(
+            f"{part} in use is not the one at {base[:12]} ({source}): verdicts would not count there",
+            "commit or stash what differs under validation/, or install fasttrack from that commit",
+        )
 
 
 def why_no_timing() -> str:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from fasttrack_validation.records import Frozen
 
-from .names import MANIFEST, invisible, tool_configuration
+from .names import MANIFEST, OWN_TABLES, invisible, tool_configuration
 from .pages import check_page
 from .python_source import check_python
 
@@ -63,7 +63,7 @@ def _problems(relative: str, data: bytes, limits: Limits) -> Iterator[Problem]:
     reason = tool_configuration(relative)
     if reason:
         yield Problem("confinement.tool_configuration", 0, reason)
-    elif relative != MANIFEST:
+    elif relative != MANIFEST and not OWN_TABLES.fullmatch(relative):
         top, _, rest = relative.partition("/")
         allowed = _BY_DIRECTORY.get(top, _ANYWHERE) if rest else _ANYWHERE
         if not relative.endswith(allowed):

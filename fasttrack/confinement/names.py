@@ -29,7 +29,7 @@ _TOOL_PATTERN = re.compile(
 )
 MANIFEST = "fasttrack.toml"
 # Read by fasttrack alone: dispatch tables and design spaces.
-_OWN_TABLES = re.compile(r"dispatch/[A-Za-z0-9_]+\.toml|kernels/([A-Za-z0-9_]+/)*[A-Za-z0-9_]+\.space\.toml")
+OWN_TABLES = re.compile(r"dispatch/[A-Za-z0-9_]+\.toml|kernels/([A-Za-z0-9_]+/)*[A-Za-z0-9_]+\.space\.toml")
 
 
 def invisible(character: str) -> str | None:
@@ -90,7 +90,7 @@ def _component(part: str) -> Iterator[tuple[str, str]]:
 def tool_configuration(relative: str) -> str | None:
     """Why a path (relative to the model directory) is configuration that some tool would pick up; None if it is not."""
     parts = [fold(part) for part in relative.split("/")]
-    if relative == MANIFEST or _OWN_TABLES.fullmatch(relative) or {"confinement.gitattributes", "confinement.ignore_file", "confinement.git_alias"} & {
+    if relative == MANIFEST or OWN_TABLES.fullmatch(relative) or {"confinement.gitattributes", "confinement.ignore_file", "confinement.git_alias"} & {
         rule for rule, _ in check_name(relative)
     }:
         return None

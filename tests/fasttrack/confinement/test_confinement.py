@@ -116,6 +116,9 @@ TOOLS = (
     "docker-compose.yml pyrightconfig.json BUILD BUILD.bazel meson.build other/fasttrack.toml MANIFEST.in"
 ).split()
 CASES += [
+    ("table elsewhere", "tool_configuration", {f"{M}/tables/k.toml": b"x = 1\n"}, {f"{M}/dispatch/k.toml": b"x = 1\n"}),
+    ("other kernel table", "tool_configuration", {f"{M}/kernels/k.toml": b"x = 1\n"}, {
+        f"{M}/kernels/k.space.toml": b"x = 1\n"}),
     ("tool configuration", "tool_configuration", {f"{M}/conftest.py": b"x = 1\n"}, {f"{M}/contest.py": b"x = 1\n"})
 ]
 

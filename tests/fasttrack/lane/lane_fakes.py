@@ -231,5 +231,5 @@ def services(judge: Judge, *, broken: tuple[str, ...] = ()) -> Services:
 
     return Services(
         contract=lambda name: Contract(), judge=enter, packager=Packager(), gate=gate,
-        why_no_timing=lambda: "no GPU here",
+        why_no_timing=lambda: "no GPU here", check_policy=lambda *_: None,
     )  # fmt: skip
