@@ -32,6 +32,39 @@ def nano_weights() -> ModelWeights:
     return draw(nano(), seed=0)
 
 
+@cache
+def pico() -> Architecture:
+    """Nano cut down further, for tests of the whole walk: 5 layers (KDA, KDA, KDA, MLA, MLA) in three blocks."""
+    of = nano()
+    return of.model_copy(
+        update={
+            "hidden_size": 64,
+            "layers": 5,
+            "vocab_size": 64,
+            "dense_intermediate_size": 64,
+            "attn_res_block_size": 2,
+            "kda_layers": (0, 1, 2),
+            "mla_layers": (3, 4),
+            "kda": of.kda.model_copy(update={"head_dim": 8, "gate_rank": 8}),
+            "mla": of.mla.model_copy(
+                update={
+                    "q_lora_rank": 24,
+                    "kv_lora_rank": 16,
+                    "qk_nope_head_dim": 8,
+                    "qk_rope_head_dim": 4,
+                    "v_head_dim": 8,
+                }
+            ),
+            "moe": of.moe.model_copy(update={"experts": 8, "top_k": 2, "latent_size": 32}),
+        }
+    )
+
+
+@cache
+def pico_weights() -> ModelWeights:
+    return draw(pico(), seed=0)
+
+
 def draw(of: Architecture, seed: int) -> ModelWeights:
     """The unsharded model: matrices of variance 1 / K, norms around one, decays and routing over their whole range."""
     rng = Generator().manual_seed(seed)

@@ -30,5 +30,6 @@ def dequantise(matrix: Mxfp4, dtype: torch.dtype) -> Tensor:
             f"give one scale byte for each {GROUP} elements ({GROUP // 2} bytes) of a row",
         )
     device = matrix.packed.device
-    elements = _PAIRS.to(device, dtype)[matrix.packed.int()].view(*matrix.scale.shape, GROUP)
-    return (elements * _SCALES.to(device, dtype)[matrix.scale.int()][..., None]).flatten(-2)
+    pairs, scales = _PAIRS.to(device, dtype), _SCALES.to(device, dtype)
+    elements = pairs.index_select(0, matrix.packed.flatten().int()).view(*matrix.scale.shape, GROUP)
+    return elements.mul_(scales[matrix.scale.int()][..., None]).flatten(-2)
