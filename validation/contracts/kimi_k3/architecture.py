@@ -65,7 +65,7 @@ class TextConfig(_Published):
     moe_layer_freq: Literal[1]
     num_experts: PositiveInt
     num_experts_per_token: PositiveInt
-    num_shared_experts: int = Field(ge=0)
+    num_shared_experts: PositiveInt
     num_expert_group: Literal[1]
     topk_group: Literal[1]
     moe_intermediate_size: PositiveInt
