@@ -71,9 +71,9 @@ def draw(of: Architecture, seed: int) -> ModelWeights:
     d = of.hidden_size
     layers = {
         layer: LayerWeights(
-            attention_mix=_mix(rng, d),
+            attention_mix=draw_mix(rng, d),
             attention=draw_mla(of, rng) if layer in of.mla_layers else draw_kda(of, rng),
-            mlp_mix=_mix(rng, d),
+            mlp_mix=draw_mix(rng, d),
             mlp=draw_moe(of, rng)
             if layer >= of.moe.first_layer
             else DenseWeights(
@@ -83,7 +83,7 @@ def draw(of: Architecture, seed: int) -> ModelWeights:
         for layer in range(of.layers)
     }
     embedding = torch.randn(of.vocab_size, d, generator=rng).bfloat16()
-    return ModelWeights(embedding, layers, _mix(rng, d), _matrix(rng, of.vocab_size, d))
+    return ModelWeights(embedding, layers, draw_mix(rng, d), _matrix(rng, of.vocab_size, d))
 
 
 def draw_kda(of: Architecture, rng: Generator) -> KdaWeights:
@@ -213,7 +213,7 @@ def _around_one(rng: Generator, *shape: int) -> Tensor:
     return (0.5 + torch.rand(shape, generator=rng)).bfloat16()
 
 
-def _mix(rng: Generator, d: int) -> MixWeights:
+def draw_mix(rng: Generator, d: int) -> MixWeights:
     return MixWeights(_around_one(rng, d), _matrix(rng, d), _around_one(rng, d))
 
 

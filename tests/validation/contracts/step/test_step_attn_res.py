@@ -8,7 +8,7 @@ import torch
 from fasttrack_validation.contracts.kimi_k3.architecture import Architecture
 from fasttrack_validation.contracts.kimi_k3.layer_weights import MixWeights
 from fasttrack_validation.contracts.kimi_k3.step.attn_res import Stream, mix, mix_norm
-from fasttrack_validation.contracts.kimi_k3.step.precision import EXACT, PUBLISHED
+from fasttrack_validation.contracts.kimi_k3.step.precision import EXACT, PUBLISHED, Precision
 from fasttrack_validation.errors import UserError
 
 K3 = Architecture.from_config()
@@ -99,7 +99,7 @@ def test_mix_is_the_naive_form_of_fla(sources):
     from fla.ops.attnres.naive import naive_attnres
 
     values, weights = _drawn(sources, 5, 96, torch.float32)
-    float32 = PUBLISHED.__class__(torch.float32, torch.float32, torch.float32)
+    float32 = Precision(torch.float32, torch.float32, torch.float32)
     ours = mix(values, weights, 1e-5, float32)
     theirs = naive_attnres(weights.res_proj, values, weights.res_norm, rms_eps=1e-5)
     torch.testing.assert_close(ours, theirs, rtol=2e-6, atol=2e-6)

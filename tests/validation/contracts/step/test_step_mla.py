@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from fasttrack_validation.contracts.kimi_k3.step.mla import Mla
+from fasttrack_validation.contracts.kimi_k3.step.norm import rms_norm
 from fasttrack_validation.contracts.kimi_k3.step.precision import EXACT, PUBLISHED
 from fasttrack_validation.contracts.kimi_k3.step.state import LatentCache
 from fasttrack_validation.errors import UserError
@@ -139,8 +140,6 @@ def test_positions_past_the_pages_are_refused():
 
 def test_epsilon_of_the_low_rank_norms_matters_for_small_latents_only():
     """1e-6 or 1e-5: one part in a thousand of a latent of rms one, a third of it at rms 1e-3."""
-    from fasttrack_validation.contracts.kimi_k3.step.norm import rms_norm
-
     one = torch.ones(1, 16, dtype=torch.float64)
     for scale, expected in ((1.0, 1 - 4.5e-6), (1e-3, (2 / 11) ** 0.5)):
         ratio = rms_norm(scale * one, one[0], 1e-5, EXACT) / rms_norm(scale * one, one[0], 1e-6, EXACT)

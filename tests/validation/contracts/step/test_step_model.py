@@ -1,10 +1,11 @@
 """The whole walk: verify and roll-back, mixed batches, chunked prefill, tensor parallelism, padding."""
 
+from dataclasses import replace
+
 import k3_weights
 import pytest
 import torch
 
-from fasttrack_validation.contracts.kimi_k3.layer_weights import KdaWeights
 from fasttrack_validation.contracts.kimi_k3.step.model import Model
 from fasttrack_validation.contracts.kimi_k3.step.precision import EXACT, PUBLISHED
 from fasttrack_validation.contracts.kimi_k3.step.state import PADDING, Batch, State
@@ -142,8 +143,6 @@ def test_a_mixed_batch_is_its_requests_alone(form):
 @pytest.mark.parametrize("form", ["decode", "prefill"])
 def test_padded_rows_may_hold_nan(form):
     """A bucket of 8 with 5 real rows. The padding's embedding is NaN and passes every layer beside the live rows."""
-    from dataclasses import replace
-
     embedding = WEIGHTS.embedding.clone()
     embedding[63] = torch.nan
     model = whole(weights=replace(WEIGHTS, embedding=embedding))
@@ -186,18 +185,10 @@ def test_ranks_add_up_layer_by_layer(tp):
         model = Model(PICO, ranks, EXACT)
         state = started(model)
         batch = Batch(DRAFT[:4], (0,), (4,))
-        slots, pages, lengths = state.slots_of(batch), state.pages_of(batch), state.lengths_of(batch)
+        attention = model.decoding(batch, state)
         stream, seen = model.embed(batch.tokens), []
         for number in range(PICO.layers):
-            shards = [rank.layers[number] for rank in ranks]
-
-            def attention(x, rank):
-                weights, cache = shards[rank].attention, state.ranks[rank][number]
-                if isinstance(weights, KdaWeights):
-                    return model.kda.decode(x, weights, cache, slots, batch.counts)
-                return model.mla.decode(x, weights, cache, pages, lengths, batch.counts)
-
-            model.layer(number, stream, shards, attention)
+            model.layer(number, stream, [rank.layers[number] for rank in ranks], attention)
             seen.append(stream.prefix)
         walks.append([*seen, model.head(stream)])
     for unsharded, summed in zip(*walks, strict=True):

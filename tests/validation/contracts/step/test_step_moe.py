@@ -1,4 +1,4 @@
-"""SiTU, MXFP4 values, and the latent MoE against a loop over tokens, experts and channels in float64."""
+"""SiTU, and the latent MoE against a loop over tokens, experts and channels in float64."""
 
 import math
 from dataclasses import replace
@@ -11,12 +11,10 @@ import torch
 from fasttrack_validation.contracts.kimi_k3.architecture import Architecture
 from fasttrack_validation.contracts.kimi_k3.layer_weights import Mxfp4, Shard
 from fasttrack_validation.contracts.kimi_k3.step.moe import experts, moe
-from fasttrack_validation.contracts.kimi_k3.step.mxfp4 import dequantise
 from fasttrack_validation.contracts.kimi_k3.step.norm import rms_norm
 from fasttrack_validation.contracts.kimi_k3.step.precision import EXACT, PUBLISHED
 from fasttrack_validation.contracts.kimi_k3.step.router import choose, router_logits
 from fasttrack_validation.contracts.kimi_k3.step.situ import situ
-from fasttrack_validation.errors import UserError
 
 PICO = k3_weights.pico()
 WEIGHTS = k3_weights.pico_weights().layers[1].mlp
@@ -32,27 +30,6 @@ def test_situ_of_the_published_constants():
     assert 4 * 25 / (1 + math.exp(-4)) > 1.7 * value
     far = situ(torch.tensor([1e4, -1e4]).double(), torch.tensor([1e4, 1e4]).double(), constants)
     assert far.tolist() == [100.0, 0.0]
-
-
-def test_mxfp4_values_by_hand():
-    """Byte 0x21 is 0.5 then 1; 0xF9 is -0.5 then -6. Scales 2^0, 2^-127, 2^127."""
-    packed = torch.zeros(1, 48, dtype=torch.uint8)
-    packed[0, [0, 16, 32]] = 0x21
-    packed[0, [1, 17, 33]] = 0xF9
-    exact = dequantise(Mxfp4(packed, torch.tensor([[127, 0, 254]], dtype=torch.uint8)), torch.float64)[0]
-    for group, scale in enumerate((1.0, 2.0**-127, 2.0**127)):
-        assert exact[32 * group : 32 * group + 5].tolist() == [0.5 * scale, scale, -0.5 * scale, -6 * scale, 0.0]
-    every = torch.arange(16, dtype=torch.uint8)[None]
-    low = dequantise(Mxfp4(every, torch.full((1, 1), 128, dtype=torch.uint8)), torch.float32)[0, ::2]
-    assert low.tolist() == [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12]
-    assert dequantise(Mxfp4(every, torch.full((1, 1), 255, dtype=torch.uint8)), torch.float32).isnan().all()
-
-
-def test_scales_of_another_group_size_are_refused():
-    packed = torch.zeros(2, 32, dtype=torch.uint8)
-    assert dequantise(Mxfp4(packed, torch.zeros(2, 2, dtype=torch.uint8)), torch.float32).shape == (2, 64)
-    with pytest.raises(UserError, match=r"\[2, 32\] do not go with scales \[2, 4\]"):
-        dequantise(Mxfp4(packed, torch.zeros(2, 4, dtype=torch.uint8)), torch.float32)
 
 
 def unpacked(matrix: Mxfp4) -> np.ndarray:

@@ -6,7 +6,7 @@ import k3_weights
 import pytest
 import torch
 
-from fasttrack_validation.contracts.kimi_k3.layer_weights import KdaWeights, MixWeights
+from fasttrack_validation.contracts.kimi_k3.layer_weights import MixWeights
 from fasttrack_validation.contracts.kimi_k3.step.attn_res import Stream, mix
 from fasttrack_validation.contracts.kimi_k3.step.model import Model
 from fasttrack_validation.contracts.kimi_k3.step.norm import rms_norm
@@ -30,20 +30,11 @@ def walk(precision, inputs, ranks=(WEIGHTS,)):
     model = Model(PICO, ranks, precision)
     state = model.new_state(1, 12)
     batch = Batch(TOKENS[:2], (0,), (2,))
-    slots, pages = state.slots_of(batch), state.pages_of(batch)
-    outputs = []
+    attention, outputs = model.decoding(batch, state), []
     for number, (blocks, prefix) in enumerate(inputs):
         stream = Stream(precision.wide(prefix), PICO.attn_res_block_size, precision)
         stream.blocks = [precision.wide(block) for block in blocks]
-        shards = [rank.layers[number] for rank in ranks]
-
-        def attention(x, rank):
-            weights, cache = shards[rank].attention, state.ranks[rank][number]
-            if isinstance(weights, KdaWeights):
-                return model.kda.decode(x, weights, cache, slots, batch.counts)
-            return model.mla.decode(x, weights, cache, pages, [0], batch.counts)
-
-        model.layer(number, stream, shards, attention)
+        model.layer(number, stream, [rank.layers[number] for rank in ranks], attention)
         outputs.append(stream.prefix)
     return outputs
 

@@ -1,6 +1,7 @@
 """The router: ties, zeros, non-finite values, bias, renormalisation, and why its logits are float32."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -114,8 +115,6 @@ def test_logits_are_not_rounded():
 
 
 def test_routing_weights_rounded_on_request():
-    from dataclasses import replace
-
     rounded = replace(PUBLISHED, round_routing_weights=True)
     logits = [0.0, 1.0, 0.5, -1.0, -1.0, -1.0]
     ids, weights = chosen(logits)

@@ -7,16 +7,17 @@ from torch import Tensor
 
 from ....errors import UserError
 from ..architecture import Architecture
-from ..layer_weights import KdaWeights, LayerWeights, MixWeights, MoeWeights, ModelWeights
+from ..layer_weights import KdaWeights, LayerWeights, MixWeights, ModelWeights, MoeWeights
 from . import dense, head
 from .attn_res import Stream, mix_norm
 from .kda import Kda
 from .mla import Mla
 from .moe import moe
 from .precision import Precision
-from .state import Batch, Caches, State
+from .state import Batch, State
 
-Attention = Callable[[Tensor, LayerWeights, int, Caches], Tensor]
+Attention = Callable[[Tensor, int, int, LayerWeights], Tensor]
+"""(x [rows, d], layer, rank, weights of that layer and rank) -> the rank's partial sum [rows, d]; updates caches."""
 
 
 class Model:
@@ -60,38 +61,48 @@ class Model:
         width = state.slots.shape[1] - 1
         if max(batch.counts) > width:
             raise UserError(f"{max(batch.counts)} tokens of one request", f"decode 1 to {width}, or prefill")
-        slots, pages, lengths = state.slots_of(batch), state.pages_of(batch), state.lengths_of(batch)
-
-        def attention(x: Tensor, weights: LayerWeights, layer: int, caches: Caches) -> Tensor:
-            if isinstance(weights.attention, KdaWeights):
-                return self.kda.decode(x, weights.attention, caches[layer], slots, batch.counts)
-            return self.mla.decode(x, weights.attention, caches[layer], pages, lengths, batch.counts)
-
-        return self._forward(batch, state, attention)
+        return self._forward(batch, self.decoding(batch, state))
 
     @torch.no_grad()
     def prefill(self, batch: Batch, state: State, *, chunk: int = 16) -> Tensor:
         """Logits [rows, vocabulary] of any number of tokens a request, all of which are committed."""
-        slots, pages, lengths = state.slots_of(batch), state.pages_of(batch), state.lengths_of(batch)
-
-        def attention(x: Tensor, weights: LayerWeights, layer: int, caches: Caches) -> Tensor:
-            if isinstance(weights.attention, KdaWeights):
-                return self.kda.prefill(x, weights.attention, caches[layer], slots, batch.counts, chunk)
-            return self.mla.prefill(x, weights.attention, caches[layer], pages, lengths, batch.counts)
-
-        logits = self._forward(batch, state, attention)
+        logits = self._forward(batch, self.prefilling(batch, state, chunk))
         state.extend(batch)
         return logits
+
+    def decoding(self, batch: Batch, state: State) -> Attention:
+        """The attention of a decode step: recurrent KDA that leaves candidates, absorbed MLA."""
+        slots, pages, lengths = state.slots_of(batch), state.pages_of(batch), state.lengths_of(batch)
+
+        def attention(x: Tensor, layer: int, rank: int, weights: LayerWeights) -> Tensor:
+            cache = state.ranks[rank][layer]
+            if isinstance(weights.attention, KdaWeights):
+                return self.kda.decode(x, weights.attention, cache, slots, batch.counts)
+            return self.mla.decode(x, weights.attention, cache, pages, lengths, batch.counts)
+
+        return attention
+
+    def prefilling(self, batch: Batch, state: State, chunk: int) -> Attention:
+        """The attention of a prefill: chunked KDA that moves the committed state on, plain MLA."""
+        slots, pages, lengths = state.slots_of(batch), state.pages_of(batch), state.lengths_of(batch)
+
+        def attention(x: Tensor, layer: int, rank: int, weights: LayerWeights) -> Tensor:
+            cache = state.ranks[rank][layer]
+            if isinstance(weights.attention, KdaWeights):
+                return self.kda.prefill(x, weights.attention, cache, slots, batch.counts, chunk)
+            return self.mla.prefill(x, weights.attention, cache, pages, lengths, batch.counts)
+
+        return attention
 
     def embed(self, tokens: Tensor) -> Stream:
         """The stream before layer 0."""
         embedding = self.precision.wide(self.ranks[0].embedding[tokens])
         return Stream(embedding, self.architecture.attn_res_block_size, self.precision)
 
-    def layer(self, number: int, stream: Stream, ranks: Sequence[LayerWeights], attention: Callable) -> None:
-        """One layer: moves `stream` on. `attention(x, rank)` gives the partial sum of the rank-th rank."""
+    def layer(self, number: int, stream: Stream, ranks: Sequence[LayerWeights], attention: Attention) -> None:
+        """One layer, given each rank's weights of it: moves `stream` on."""
         x = self._mix_norm(stream.enter(number), ranks[0].attention_mix)
-        partials = [attention(x, rank) for rank in range(len(ranks))]
+        partials = [attention(x, number, rank, weights) for rank, weights in enumerate(ranks)]
         stream.after_attention(number, self.precision.all_reduce(partials))
         y = self._mix_norm(stream.sources, ranks[0].mlp_mix)
         stream.after_mlp(self._mlp(y, ranks))
@@ -101,13 +112,10 @@ class Model:
         normed = self._mix_norm(stream.sources, self.ranks[0].final_mix, final=True)
         return head.logits(normed, [rank.lm_head for rank in self.ranks], self.precision)
 
-    def _forward(self, batch: Batch, state: State, attention: Attention) -> Tensor:
+    def _forward(self, batch: Batch, attention: Attention) -> Tensor:
         stream = self.embed(batch.tokens)
         for number in range(self.architecture.layers):
-            weights = [rank.layers[number] for rank in self.ranks]
-            self.layer(
-                number, stream, weights, lambda x, rank: attention(x, weights[rank], number, state.ranks[rank])
-            )
+            self.layer(number, stream, [rank.layers[number] for rank in self.ranks], attention)
         return self.head(stream)
 
     def _mix_norm(self, sources: list[Tensor], weights: MixWeights, *, final: bool = False) -> Tensor:

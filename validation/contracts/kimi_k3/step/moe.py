@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from ..architecture import Architecture, Situ
-from ..layer_weights import MoeWeights, Mxfp4
+from ..layer_weights import MoeWeights
+from ..weights.mxfp4 import dequantise
 from . import dense
-from .mxfp4 import dequantise
 from .norm import rms_norm
 from .precision import Precision
 from .router import choose, router_logits
@@ -42,7 +42,7 @@ def experts(
     for expert in ids.unique().tolist():
         row, place = (ids == expert).nonzero(as_tuple=True)
         w13, w2 = (
-            dequantise(Mxfp4(stack.packed[expert], stack.scale[expert]), precision.arithmetic)
+            dequantise(stack.packed[expert], stack.scale[expert], precision.arithmetic)
             for stack in (rank.w13, rank.w2)
         )
         outputs[row, place] = dense.partial(latent[row], w13, w2, constants, precision)

@@ -60,7 +60,7 @@ class Precision:
 
     def round(self, x: Tensor, *, where: bool = True) -> Tensor:
         """`x`, rounded to the storage type and widened again; as it is unless `where`."""
-        return x.to(self.storage).to(self.arithmetic) if where else x
+        return x.to(self.storage).to(self.arithmetic) if where and self.storage is not self.arithmetic else x
 
     def linear(self, x: Tensor, weight: Tensor) -> Tensor:
         """x W^T with [..., K] and [N, K]: accumulated in the arithmetic type, rounded once."""

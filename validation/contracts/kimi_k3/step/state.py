@@ -11,6 +11,7 @@ Page 0 of every pool is the null page: padded requests point to it, and it is ne
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -50,8 +51,7 @@ class Batch:
 
 def spans(counts: Sequence[int]) -> tuple[slice, ...]:
     """Consecutive slices of these lengths."""
-    ends = torch.tensor(counts).cumsum(0).tolist()
-    return tuple(slice(end - count, end) for end, count in zip(ends, counts, strict=True))
+    return tuple(slice(end - count, end) for end, count in zip(accumulate(counts), counts, strict=True))
 
 
 @dataclass(frozen=True)
