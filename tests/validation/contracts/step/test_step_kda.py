@@ -89,7 +89,7 @@ def test_against_the_naive_forms_of_fla(form):
 
 
 def test_one_pass_is_two_passes():
-    """The code reads the decayed state once; here the output is read from the updated state, outer products spelt out."""
+    """The code reads the decayed state once; here the output is read from the updated state."""
     x, cache = inputs(20), pools()
     q, k, v, gamma, beta, gate = stages(x, cache, 5, EXACT)
     state, core = cache.recurrent[5].clone(), []
@@ -169,6 +169,14 @@ def test_a_null_slot_gives_zeros_and_touches_no_page(form, null):
         others = [slot for slot in range(len(pool)) if slot != written]
         assert torch.equal(pool[others].nan_to_num(7.0), old[others].nan_to_num(7.0))
         assert not torch.equal(pool[written], old[written])
+
+
+@pytest.mark.parametrize("row", [[5, 6, 0], [5, 6, -1], [5, 6]])
+def test_a_live_request_needs_a_slot_for_each_token(row):
+    kda, x = Kda(PICO, 1, EXACT), inputs(2)
+    kda.decode(x, WEIGHTS, pools(), torch.tensor([[5, 6, 7]]), (2,))
+    with pytest.raises(UserError, match="a request of 2 tokens has slots"):
+        kda.decode(x, WEIGHTS, pools(), torch.tensor([row]), (2,))
 
 
 def test_pages_further_apart_than_they_are_large():

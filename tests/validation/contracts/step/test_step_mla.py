@@ -127,6 +127,18 @@ def test_padding_gives_zeros_whatever_its_gate_holds(form, null):
     assert touched == [[int(PAGES[0, 0]), 0]]
 
 
+def test_pages_further_apart_than_they_are_large():
+    """A pool that shares its pages with others: what lies between stays, and is never taken for a row."""
+    dense, size = cache(filled=6), 4 * WIDTH
+    buffer = torch.full((10, size + 8), math.nan, dtype=torch.float64)
+    buffer[:, :size] = dense.rows.flatten(1)
+    strided = LatentCache(torch.as_strided(buffer, dense.rows.shape, (size + 8, WIDTH, 1)))
+    mla, x = Mla(PICO, 1, EXACT), inputs(3)
+    assert torch.equal(*(mla.decode(x, WEIGHTS, pool, PAGES, [6], (3,)) for pool in (dense, strided)))
+    assert torch.equal(strided.rows.nan_to_num(7.0), dense.rows.nan_to_num(7.0))
+    assert buffer[:, size:].isnan().all()
+
+
 def test_positions_past_the_pages_are_refused():
     """The null page in the middle of a table would be shared by everybody."""
     pool = cache()

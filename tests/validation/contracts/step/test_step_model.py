@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fasttrack_validation.contracts.kimi_k3.step.model import Model
-from fasttrack_validation.contracts.kimi_k3.step.precision import EXACT, PUBLISHED
+from fasttrack_validation.contracts.kimi_k3.step.precision import EXACT
 from fasttrack_validation.contracts.kimi_k3.step.state import PADDING, Batch, State
 from fasttrack_validation.errors import UserError
 
@@ -106,6 +106,23 @@ def test_accepted_counts_out_of_range_are_refused_whole(accepted):
     assert torch.equal(state.slots, slots) and state.lengths == lengths
     state.commit(batch, (4, 0))
     assert state.lengths == [lengths[0] + 4, 0]
+
+
+def test_what_no_step_has_left_cannot_be_accepted():
+    """Slots hold states of older steps: taking one up twice, or after a prefill, would restore one of those."""
+    model = whole()
+    state = started(model)
+    batch = Batch(DRAFT[:3], (0,), (3,))
+    with pytest.raises(UserError, match="1 tokens accepted of 0"):
+        state.commit(batch, (1,))
+    model.decode(batch, state)
+    state.commit(batch, (2,))
+    with pytest.raises(UserError, match="1 tokens accepted of 0"):
+        state.commit(batch, (1,))
+    model.decode(batch, state)
+    model.prefill(batch, state)
+    with pytest.raises(UserError, match="3 tokens accepted of 0"):
+        state.commit(batch, (3,))
 
 
 def test_more_tokens_than_a_request_has_slots_for_are_refused():

@@ -146,7 +146,7 @@ def test_mix_rounding_by_hand():
 
 
 def test_norm_rounding_by_hand():
-    """x / rms = 1 + 2^-8 + 2^-9 in the first channel; the weight shows whether it was rounded before it was multiplied."""
+    """x / rms = 1 + 2^-8 + 2^-9 in the first channel; the weight shows whether that was rounded first."""
     first = 1 + 2.0**-8 + 2.0**-9
     second = (2 - first**2) ** 0.5  # so that the root mean square is one
     x, weight = torch.tensor([[first, second]]), torch.tensor([1.5, 1.0]).bfloat16()

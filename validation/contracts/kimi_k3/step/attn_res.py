@@ -39,7 +39,7 @@ class Stream:
         if len(self.blocks) != banked:
             raise UserError(
                 f"layer {layer} reads {banked} banked blocks, but this stream holds {len(self.blocks)}",
-                "walk the layers in order from 0 on one stream; a part of a walk takes over the stream of the part before",
+                "walk the layers in order from 0; a part of a walk takes over the stream of the part before",
             )
         sources = self.sources
         if layer % self._block_size == 0:

@@ -64,7 +64,12 @@ class Kda:
         static = self._static(weights)
         out = x.new_zeros(len(x), self.core.shard.channels)
         starts = [span.start for span in spans(counts)]
-        live = (slots[:, 0] > 0).tolist()
+        table = slots.tolist()
+        live = [row[0] > 0 for row in table]
+        for row, count in zip(table, counts, strict=True):
+            # A null among a request's slots would be the null page, or by a negative index another request's.
+            if row[0] > 0 and (len(row) <= count or min(row[: count + 1]) <= 0):
+                raise UserError(f"a request of {count} tokens has slots {row}", f"give it {count + 1} pages of its own")
         for t in range(max(counts)):
             going = [i for i, count in enumerate(counts) if live[i] and t < count]
             rows = [starts[i] + t for i in going]

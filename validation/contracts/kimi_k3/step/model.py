@@ -61,7 +61,9 @@ class Model:
         width = state.slots.shape[1] - 1
         if max(batch.counts) > width:
             raise UserError(f"{max(batch.counts)} tokens of one request", f"decode 1 to {width}, or prefill")
-        return self._forward(batch, self.decoding(batch, state))
+        logits = self._forward(batch, self.decoding(batch, state))
+        state.offer(batch)
+        return logits
 
     @torch.no_grad()
     def prefill(self, batch: Batch, state: State, *, chunk: int = 16) -> Tensor:

@@ -9,7 +9,7 @@ Page 0 of every pool is the null page: padded requests point to it, and it is ne
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
 
@@ -90,7 +90,10 @@ class LatentCache:
     def _locate(self, pages: Tensor, start: int, stop: int) -> tuple[Tensor, Tensor]:
         size = self.rows.shape[1]
         if stop > size * int((pages > 0).cumprod(0).sum()):
-            raise UserError(f"position {stop - 1} lies past the pages {pages.tolist()} of {size} rows", "give more pages")
+            raise UserError(
+                f"position {stop - 1} lies past the pages {pages.tolist()} of {size} rows",
+                "give the request more pages",
+            )
         positions = torch.arange(start, stop, device=self.rows.device)
         return pages[positions // size], positions % size
 
@@ -110,6 +113,8 @@ class State:
     """[requests, pages] int64: pages of the latent pools, in order of position"""
     lengths: list[int]
     """Committed tokens of each request"""
+    candidates: dict[int, int] = field(default_factory=dict)
+    """Tokens of the last decode step that nobody has ruled on yet, by request"""
 
     @classmethod
     def allocate(
@@ -156,26 +161,39 @@ class State:
         """Tokens before this step, 0 for padding."""
         return [0 if request == PADDING else self.lengths[request] for request in batch.requests]
 
-    def commit(self, batch: Batch, accepted: Sequence[int]) -> None:
-        """Keeps the first `accepted[i]` tokens of a decode step for each of its requests: 0 to its count, else UserError.
+    def offer(self, batch: Batch) -> None:
+        """Notes that a decode step has left a state behind each of its tokens."""
+        self.candidates.update(_live(batch, batch.counts))
 
-        What is said of padding is ignored.
+    def commit(self, batch: Batch, accepted: Sequence[int]) -> None:
+        """Keeps the first `accepted[i]` tokens of the last decode step for each request of `batch`.
+
+        Raises UserError, and changes nothing, unless each is 0 to the tokens of that step: other slots hold states of
+        other steps. What is said of padding is ignored.
         """
         if len(accepted) != len(batch.requests):
             raise UserError(f"{len(accepted)} accepted counts for {len(batch.requests)} requests", "give one for each")
-        for request, count, kept in zip(batch.requests, batch.counts, accepted, strict=True):
-            if request != PADDING and not 0 <= kept <= count:
-                raise UserError(f"request {request}: {kept} tokens accepted of {count}", f"accept 0 to {count}")
-        for request, kept in zip(batch.requests, accepted, strict=True):
-            if request != PADDING:
-                self.slots[request, [0, kept]] = self.slots[request, [kept, 0]]
-                self.lengths[request] += kept
+        for request, kept in _live(batch, accepted).items():
+            offered = self.candidates.get(request, 0)
+            if not 0 <= kept <= offered:
+                raise UserError(
+                    f"request {request}: {kept} tokens accepted of {offered}",
+                    f"accept 0 to {offered}, once for each decode step",
+                )
+        for request, kept in _live(batch, accepted).items():
+            self.slots[request, [0, kept]] = self.slots[request, [kept, 0]]
+            self.lengths[request] += kept
+            self.candidates.pop(request, None)
 
     def extend(self, batch: Batch) -> None:
-        """Counts the tokens of a prefill, which wrote the committed state itself."""
-        for request, count in zip(batch.requests, batch.counts, strict=True):
-            if request != PADDING:
-                self.lengths[request] += count
+        """Counts the tokens of a prefill, which moved the committed state itself."""
+        for request, count in _live(batch, batch.counts).items():
+            self.lengths[request] += count
+            self.candidates.pop(request, None)
+
+
+def _live(batch: Batch, values: Sequence[int]) -> dict[int, int]:
+    return {request: value for request, value in zip(batch.requests, values, strict=True) if request != PADDING}
 
 
 def _select(table: Tensor, batch: Batch) -> Tensor:
