@@ -23,6 +23,7 @@ from fasttrack_validation.contracts.kimi_k3.step.attn_res import Stream  # noqa:
 from fasttrack_validation.contracts.kimi_k3.step.model import Model  # noqa: E402
 from fasttrack_validation.contracts.kimi_k3.step.precision import EXACT, PUBLISHED, Precision  # noqa: E402
 from fasttrack_validation.contracts.kimi_k3.step.state import Batch  # noqa: E402
+from fasttrack_validation.contracts.kimi_k3.step.unpack import unpack  # noqa: E402
 
 PRECISIONS = {"oracle (float64)": EXACT, "plain path (published rounding)": PUBLISHED}
 TARGET_MS = 50
@@ -31,10 +32,10 @@ PROMPT = 64
 STEPS = 20
 
 
-def step_ms(precision: Precision) -> float:
+def step_ms(precision: Precision, weights: ModelWeights) -> float:
     """Median of STEPS single-token steps after a prompt of PROMPT tokens."""
     nano = k3_weights.nano()
-    model = Model(nano, [k3_weights.nano_weights()], precision)
+    model = Model(nano, [weights], precision)
     state = model.new_state(1, PROMPT + STEPS)
     tokens = k3_weights.tokens(nano, PROMPT + STEPS)
     model.prefill(Batch(tokens[:PROMPT], (0,), (PROMPT,)), state)
@@ -96,8 +97,12 @@ def main() -> None:
         return real_layers()
     print(f"nano, one token, {torch.get_num_threads()} threads, median of {STEPS}; target {TARGET_MS} ms")
     for name, precision in PRECISIONS.items():
-        ms = step_ms(precision)
-        print(f"{name}: {ms:.1f} ms, {ms / TARGET_MS:.2f} of the target")
+        for state, weights in (
+            ("unpacked once", unpack(k3_weights.nano_weights(), precision)),
+            ("unpacked at every use", k3_weights.nano_weights()),
+        ):
+            ms = step_ms(precision, weights)
+            print(f"{name}, weights {state}: {ms:.1f} ms, {ms / TARGET_MS:.2f} of the target", flush=True)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from fasttrack_validation.contracts.kimi_k3.step.norm import rms_norm
 from fasttrack_validation.contracts.kimi_k3.step.precision import EXACT, PUBLISHED
 from fasttrack_validation.contracts.kimi_k3.step.router import choose, router_logits
 from fasttrack_validation.contracts.kimi_k3.step.situ import situ
+from fasttrack_validation.contracts.kimi_k3.step.unpack import unpack
 
 PICO = k3_weights.pico()
 WEIGHTS = k3_weights.pico_weights().layers[1].mlp
@@ -126,6 +127,17 @@ def test_a_row_of_nan_stays_in_its_row():
     soiled = moe(y, [WEIGHTS], PICO, EXACT)
     assert soiled[1].isnan().all()
     torch.testing.assert_close(soiled[[0, 2]], clean[[0, 2]], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("precision", [EXACT, PUBLISHED], ids=["exact", "published"])
+def test_unpacked_weights_give_the_same_bits(precision):
+    model = k3_weights.pico_weights()
+    kept = unpack(model, precision)
+    y = torch.randn(6, PICO.hidden_size, generator=torch.Generator().manual_seed(7)).bfloat16()
+    outs = [moe(precision.wide(y), [of.layers[1].mlp], PICO, precision) for of in (model, kept)]
+    assert torch.equal(*outs)
+    assert kept.layers[1].mlp.w13.values.dtype == kept.layers[0].attention.in_proj.dtype == precision.arithmetic
+    assert torch.equal(kept.embedding, model.embedding.to(precision.arithmetic))
 
 
 def test_published_rounding_stays_near_the_oracle():

@@ -148,9 +148,9 @@ def chunk_recurrence(core: Core, step: Step) -> tuple[Tensor, Tensor]:
     key_scores = torch.einsum("hic,hijc,hjc->hij", key, pairs, key)
     query_scores = torch.einsum("hic,hijc,hjc->hij", query, pairs, key)
 
-    system = torch.eye(len(step.window), dtype=key.dtype, device=key.device) + (beta * key_scores).tril(-1)
     error = beta * (value - (key * total.exp()) @ state.mT)
-    delta = torch.linalg.solve_triangular(system, error, upper=False, unitriangular=True)
+    # Unit triangular: only what lies strictly below the diagonal is read.
+    delta = torch.linalg.solve_triangular(beta * key_scores, error, upper=False, unitriangular=True)
     out = (query * total.exp()) @ state.mT + query_scores.tril() @ delta
     remaining = (total[:, -1:] - total).exp()
     return out.transpose(0, 1), state * total[:, -1:].exp() + delta.mT @ (key * remaining)

@@ -6,11 +6,11 @@ from torch import Tensor
 
 from ..architecture import Architecture, Situ
 from ..layer_weights import MoeWeights
-from ..weights.mxfp4 import dequantise
 from . import dense
 from .norm import rms_norm
 from .precision import Precision
 from .router import choose, router_logits
+from .unpack import values_of
 
 
 def moe(y: Tensor, ranks: Sequence[MoeWeights], architecture: Architecture, precision: Precision) -> Tensor:
@@ -41,9 +41,6 @@ def experts(
     outputs = latent.new_empty(*ids.shape, latent.shape[-1])
     for expert in ids.unique().tolist():
         row, place = (ids == expert).nonzero(as_tuple=True)
-        w13, w2 = (
-            dequantise(stack.packed[expert], stack.scale[expert], precision.arithmetic)
-            for stack in (rank.w13, rank.w2)
-        )
+        w13, w2 = (values_of(stack, expert, precision) for stack in (rank.w13, rank.w2))
         outputs[row, place] = dense.partial(latent[row], w13, w2, constants, precision)
     return precision.round((weights[..., None] * outputs).sum(1))
