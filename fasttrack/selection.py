@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from math import floor, log
 
 from fasttrack_validation.claims.cells import Measured
 from fasttrack_validation.judge.candidate import Candidate
@@ -12,6 +13,9 @@ from .dispatch import Entry, Rows, Table
 from .model_dir import Bucket
 
 Place = tuple[str, int, Rows]
+
+# Modelled times that differ by less are no difference.
+RESOLUTION = 0.05
 
 
 @dataclass(frozen=True)
@@ -50,10 +54,17 @@ class Option:
     judged: Judged
     time: Time
 
-    @property
-    def key(self) -> tuple[bool, float, str]:
-        """Measured before modelled, then fast before slow, then by digest."""
-        return (not self.time.measured, self.time.microseconds, self.judged.candidate.digest())
+    def key(self, best: float) -> tuple[bool, float, float, str]:
+        """Measured before modelled, then fast before slow, then by the sum over all places, then by digest.
+
+        `best` is the least modelled time at the place. Modelled times are compared in steps of `RESOLUTION`: a model
+        that is blind to smaller differences must not scatter a table over configurations that it cannot tell apart.
+        """
+        time = self.time.microseconds
+        if not self.time.measured:
+            time = floor(log(time / best) / log(1 + RESOLUTION))
+        total = sum(one.microseconds for one in times(self.judged.verdict).values())
+        return (not self.time.measured, time, total, self.judged.candidate.digest())
 
 
 @dataclass(frozen=True)
@@ -120,7 +131,8 @@ def _rank(members: Sequence[Judged], bucket: Bucket) -> tuple[Option, ...]:
         time = times(member.verdict).get((bucket.hardware, bucket.workload))
         if time is not None:
             options[member.candidate.digest()] = Option(member, time)
-    return tuple(sorted(options.values(), key=lambda option: option.key))
+    modelled = [option.time.microseconds for option in options.values() if not option.time.measured]
+    return tuple(sorted(options.values(), key=lambda option: option.key(min(modelled, default=0.0))))
 
 
 def _beats(option: Option, entry: Entry, stays: bool) -> bool:

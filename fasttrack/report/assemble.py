@@ -67,14 +67,6 @@ def report_data(bundle: Bundle, statement: evidence.Statement, written: Iterable
     archive = archive_document(bundle).path
     verdicts = [verdict for pick in bundle.picks for verdict in pick.confirmations]
     rows = coverage(load_plan(bundle.contract.model), verdicts, frozenset())
-    predictions = tuple(
-        Prediction(
-            workload=baseline.bucket.workload, bytes=baseline.bytes,
-            flops=contract.cost(_workload(contract, baseline.bucket.workload)).flops,
-            floor=_floor(baseline), source=source,
-        )
-        for baseline in bundle.baselines
-    )  # fmt: skip
     picked = {pick.candidate.digest() for pick in bundle.picks}
     cells = statement.predicate.performance
     plan = verdicts[0].plan
@@ -87,7 +79,7 @@ def report_data(bundle: Bundle, statement: evidence.Statement, written: Iterable
         ops=(
             OpReport(
                 statement=statement, source=source, plan=plan, plan_source=source if plan else None,
-                predictions=predictions, rationale="",
+                predictions=_predictions(bundle, contract, source), rationale="",
             ),
         ),
         manifest_ops=tuple(manifest.ops),
@@ -101,7 +93,7 @@ def report_data(bundle: Bundle, statement: evidence.Statement, written: Iterable
             Attempt(
                 candidate=evaluation.proposal.candidate.digest()[:12], op=request.op, round=number,
                 status=evaluation.verdict.status, reason=evaluation.verdict.reason,
-                message=evaluation.verdict.message or evaluation.proposal.note,
+                message=_told(evaluation),
                 picked=evaluation.proposal.candidate.digest() in picked, source=archive,
             )
             for number, evaluation in enumerate(bundle.evaluations)
@@ -143,6 +135,26 @@ def _decisions(bundle: Bundle, source: str, archive: str, rows) -> tuple[Decisio
         question = "Which of the stages that were not run must run before this leaves draft?"
         decisions.append(Decision(question=question, source=source))
     return tuple(decisions)
+
+
+def _told(evaluation) -> str:
+    """The configuration, and what came of it or where it came from."""
+    config = " ".join(f"{key}={value}" for key, value in sorted(evaluation.proposal.candidate.config.items()))
+    return f"{config or 'no configuration'}: {evaluation.verdict.message or evaluation.proposal.note}"
+
+
+def _predictions(bundle: Bundle, contract, source: str) -> tuple[Prediction, ...]:
+    """One row for each workload, with the floor on every card."""
+    rows: dict[str, list] = {}
+    for baseline in bundle.baselines:
+        rows.setdefault(baseline.bucket.workload, []).append(baseline)
+    return tuple(
+        Prediction(
+            workload=name, bytes=baselines[0].bytes, flops=contract.cost(_workload(contract, name)).flops,
+            floors=tuple(floor for baseline in baselines if (floor := _floor(baseline))), source=source,
+        )
+        for name, baselines in rows.items()
+    )  # fmt: skip
 
 
 def _floor(baseline) -> Modelled | None:

@@ -34,7 +34,7 @@ class Prediction(Frozen):
     workload: str
     bytes: int = Field(ge=0, description="bytes that the op cannot do without")
     flops: int = Field(ge=0)
-    floor: Modelled | None = None
+    floors: tuple[Modelled, ...] = Field(default=(), description="one for each card")
     source: str = Field(description="file, relative to the model directory")
 
 

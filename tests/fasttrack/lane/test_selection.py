@@ -73,11 +73,24 @@ def test_only_accepted_candidates_count():
     assert best(found, ONE) == 32
 
 
-def test_ties_go_by_digest():
+def test_modelled_ties_go_by_the_whole_table_then_by_digest():
+    # 100 and 101 us at one row are within the model's resolution; at four rows 17 is the better one by 2 us.
     left, right = judged(15), judged(17)
     (found,) = choose([left, right])
     assert found == choose([right, left])[0]
-    assert found.ranking[ONE.place][0].judged.candidate.digest() == min(j.candidate.digest() for j in (left, right))
+    assert best(found, ONE) == best(found, FOUR) == 17
+    # Beyond the resolution the better one wins, whatever the rest of the table says.
+    (found,) = choose([judged(16), judged(72)])
+    assert (best(found, ONE), best(found, FOUR)) == (16, 72)
+    # Nothing but a digest between them.
+    twins = [judged(16, warps=1), judged(16, warps=1, sources="old")]
+    assert choose(twins)[0].ranking[ONE.place][0].judged.candidate.digest() == twins[0].candidate.digest()
+
+
+def test_measured_times_have_no_ties():
+    measured = {("h200", "tp8-r1")}
+    (found,) = choose([judged(15, measured=measured), judged(16, measured=measured)])
+    assert best(found, ONE) == 16
 
 
 def test_measured_ranks_before_modelled():

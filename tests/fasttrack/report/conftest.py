@@ -168,7 +168,7 @@ def make(message: str = "", measured_cells: bool = False) -> d.ReportData:
         plan=plan(),
         plan_source="evidence/plans/kda_decode.json",
         predictions=(
-            d.Prediction(workload="tp8-b4", bytes=6_291_456, flops=25_165_824, floor=MODELLED, source=source),
+            d.Prediction(workload="tp8-b4", bytes=6_291_456, flops=25_165_824, floors=(MODELLED,), source=source),
         ),
         rationale="Conv, gate and norm are fused around one pass over the recurrent state, which stays in fp32."
         + message,
