@@ -37,7 +37,7 @@ EXPLOITS = {
         ("buffers.x.stride(0), buffers.acc.stride(0)", "buffers.x.stride(0), 64"), "C4", None, "dense page stride",
     ),
     "dense row stride assumed": (
-        ("buffers.x.stride(0), buffers.acc", "64, buffers.acc"), None, "numerics.median", "unseen",
+        ("buffers.x.stride(0), buffers.acc", "64, buffers.acc"), None, None, "unseen",
     ),
     "writes past its buffer": (
         (LAST, "tl.store(out + row * WIDTH + columns + WIDTH * tl.num_programs(0), new.to(tl.bfloat16))"),

@@ -137,6 +137,13 @@ class OpContract(ABC):
         A rejected candidate is compared with each, so that the verdict can say which one explains the error.
         """
 
+    def localise(self, wrong: frozenset[str]) -> str | None:
+        """Where a fault must lie when exactly these produced tensors are wrong; None where that tells nothing.
+
+        Said when no hypothesis explains the error.
+        """
+        return None
+
     @abstractmethod
     def row_of(self, tensor: str, index: tuple[int, ...], inputs: "Tensors") -> int | None:
         """The batch row that element `index` of a produced tensor belongs to; None if it belongs to no live row."""

@@ -4,36 +4,56 @@ from collections.abc import Mapping
 
 import torch
 
-from ..contracts.base import OpContract
-from ..numerics.errors import same_bits
+from ..contracts.base import Comparison, OpContract
+from ..numerics.errors import relative, same_bits
 from .trials import Trial
 
-# A hypothesis is named only when it removes nearly all of the error: a wrong name is worse than none.
-EXPLAINS = 0.2
+# A hypothesis is named only when it accounts for nearly every wrong element and adds hardly any: a wrong name is worse
+# than none.
+EXPLAINS = 0.1
+# An element is wrong when it errs by more than this many times the plain path's largest error in its tensor.
+NOISE = 4.0
 
 
-def diagnose(trial: Trial, contract: OpContract, oracle: Mapping[str, torch.Tensor], tensor: str) -> str | None:
-    """A plain-English cause of the mismatch in `tensor`, or None when no known mistake explains it."""
+def diagnose(trial: Trial, contract: OpContract, oracle: Mapping[str, torch.Tensor]) -> str | None:
+    """A plain-English cause of what is wrong with a trial, or None when no known mistake accounts for it.
+
+    All produced tensors count together: a mistake that explains one of them must not contradict another.
+    """
     dense = _dense_pages(trial, contract, oracle)
     if dense:
         return dense
-    error = _error(trial.produced[tensor], oracle[tensor])
-    best: tuple[float, str] | None = None
+    plain = contract.plain(trial.inputs, trial.spec.workload)
+    limits = {c.tensor: _limit(c, oracle[c.tensor], plain[c.tensor]) for c in contract.comparisons}
+    counts = _wrong(trial, contract, oracle, limits)
+    wrong = sum(counts.values())
+    best: tuple[int, str] | None = None
     for description, variant in contract.hypotheses.items():
-        expected = variant(trial.inputs, trial.spec.workload)
-        residual = _error(trial.produced[tensor], expected[tensor])
-        # The other tensors must not contradict the hypothesis.
-        if residual <= EXPLAINS * error and (best is None or residual < best[0]):
-            best = (residual, description)
-    return best[1] if best else None
+        left = sum(_wrong(trial, contract, variant(trial.inputs, trial.spec.workload), limits).values())
+        if left <= EXPLAINS * wrong and (best is None or left < best[0]):
+            best = (left, description)
+    if best:
+        return f"explained by: {best[1]}"
+    where = contract.localise(frozenset(name for name, count in counts.items() if count))
+    return f"no known mistake explains it; {where}" if where else None
 
 
-def _error(produced: torch.Tensor, expected: torch.Tensor) -> float:
-    """Root mean square of the difference; NaN or infinity where only one side has it counts as a large error."""
-    a, b = produced.double(), expected.double()
-    both = torch.isnan(a) & torch.isnan(b)
-    difference = torch.where(both | (a == b), torch.zeros_like(a), a - b).nan_to_num(nan=1e30, posinf=1e30, neginf=1e30)
-    return float(difference.square().mean().sqrt())
+def _limit(comparison: Comparison, oracle: torch.Tensor, plain: torch.Tensor) -> float:
+    if comparison.kind == "exact":
+        return 0.0
+    errors = relative(oracle.double(), plain, comparison.row_axes)
+    largest = float(errors[errors.isfinite()].max()) if errors.numel() else 0.0
+    return NOISE * max(largest, comparison.floor)
+
+
+def _wrong(
+    trial: Trial, contract: OpContract, expected: Mapping[str, torch.Tensor], limits: Mapping[str, float]
+) -> dict[str, int]:
+    """How many elements of each produced tensor err by more than noise against `expected`."""
+    return {
+        c.tensor: int((relative(expected[c.tensor].double(), trial.produced[c.tensor], c.row_axes) > limits[c.tensor]).sum())
+        for c in contract.comparisons
+    }
 
 
 def _dense_pages(trial: Trial, contract: OpContract, oracle: Mapping[str, torch.Tensor]) -> str | None:
@@ -48,7 +68,7 @@ def _dense_pages(trial: Trial, contract: OpContract, oracle: Mapping[str, torch.
             continue
         if _matching(after[updated], expected[updated]) > 0.9:
             pages = updated.nonzero().flatten().tolist()
-            return f"a dense page stride was assumed for {name}: page {pages[0]} was updated at the dense offset"
+            return f"explained by: a dense page stride was assumed for {name}: page {pages[0]} was updated at the dense offset"
     return None
 
 

@@ -235,7 +235,7 @@ def _inspect(contract: OpContract, trials: list[Trial], ruling: Ruling) -> None:
             *inspect_trial.poison_findings(trial, contract),
         ):
             oracle = contract.oracle(trial.inputs, trial.spec.workload)
-            cause = diagnose(trial, contract, oracle, contract.produced[-1])
+            cause = diagnose(trial, contract, oracle)
             ruling.fail(finding, trial, cause)
     if not ruling.rejected:
         for other in trials[1:]:
@@ -247,7 +247,7 @@ def _inspect(contract: OpContract, trials: list[Trial], ruling: Ruling) -> None:
                 oracle = contract.oracle(trial.inputs, trial.spec.workload)
                 plain = contract.plain(trial.inputs, trial.spec.workload)
                 measured = inspect_trial.measurements(trial, contract, oracle, plain)
-                ruling.hold(trial, contract, measured, lambda name, t=trial, o=oracle: diagnose(t, contract, o, name))
+                ruling.hold(trial, contract, measured, lambda t=trial, o=oracle: diagnose(t, contract, o))
 
 
 @contextmanager

@@ -78,7 +78,7 @@ class Ruling:
 
     def fail(self, finding: Finding, trial: Trial | None = None, cause: str | None = None) -> None:
         """Records a finding, with where it was seen and, where a known mistake explains it, its cause."""
-        message = finding.message + (f"; explained by: {cause}" if cause else "")
+        message = finding.message + (f"; {cause}" if cause else "")
         if trial is not None:
             message += f" [{_where(trial)}]"
         self.add(CheckResult(
@@ -97,7 +97,7 @@ class Ruling:
         self._plan = next(iter(packs.values()))
 
     def hold(
-        self, trial: Trial, contract: OpContract, measured: Mapping[str, Measurement], cause: Callable[[str], str | None]
+        self, trial: Trial, contract: OpContract, measured: Mapping[str, Measurement], cause: Callable[[], str | None]
     ) -> None:  # fmt: skip
         """Pools one trial's errors with those of the same workload and distribution, and decides on the pool."""
         workload, distribution = trial.spec.workload.name, trial.spec.distribution
@@ -113,7 +113,7 @@ class Ruling:
             elif decided.decision is Decision.FAIL:
                 check = "C9" if decided.reason == "numerics.not_finite" else self._numeric_check(trial)
                 finding = Finding(check=check, reason=decided.reason, message=decided.message, figures=_figures(decided))
-                self.fail(finding, trial, cause(name))
+                self.fail(finding, trial, cause())
 
     def settle_trials(self, contract: OpContract, trials: list[Trial], *, complete: bool) -> None:
         """Closes the trial stage: what did not fail has passed if every planned trial ran."""

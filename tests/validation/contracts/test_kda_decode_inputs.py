@@ -85,7 +85,7 @@ def test_near_zero_holds_zeros_small_rows_and_subnormals(op, workload):
 
 
 def test_padded_rows_and_unowned_pages_hold_nan(op, workload):
-    inputs, _, _ = step_of(op, workload, "padded")
+    inputs, _, _ = step_of(op, workload, "padded_nan")
     padding = inputs["slots"] <= 0
     assert set(inputs["slots"][padding].tolist()) >= {0, -1, -(2**31)}
     assert (~padding).sum() >= 3

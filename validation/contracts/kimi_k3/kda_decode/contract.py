@@ -131,6 +131,17 @@ class KdaDecode(OpContract):
 
         return {description: bound(variant) for description, variant in VARIANTS.items()}
 
+    def localise(self, wrong: frozenset[str]) -> str | None:
+        """What each tensor depends on: `out` on all; the recurrent state on all but q, g and o_norm."""
+        if wrong == {"out"}:
+            return "both states are right, so the fault is in q, the output gate or the gated norm"
+        if wrong == {"conv_state"}:
+            return "only the shift of the convolution state is wrong"
+        if "conv_state" not in wrong and "recurrent_state" in wrong:
+            return "the convolution state is right, so the fault is in the convolution, the norm of k, the decay, beta or " \
+                   "the update"
+        return None
+
     def row_of(self, tensor: str, index: tuple[int, ...], inputs: "Tensors") -> int | None:
         """A page belongs to the live row that names it; an output row to itself if it is live."""
         slots = inputs["slots"]

@@ -212,10 +212,22 @@ class _(Oracle):
         return torch.cat([step.window[:, 1:], newest[:, None]], 1)
 
 
-@_mistake("the output gate of the neighbouring head is used")
+@_mistake("the output gate of the neighbouring head is used (the one before)")
 class _(Oracle):
     def output_gate(self, step: Step) -> Tensor:
         return super().output_gate(step).roll(1, 1)
+
+
+@_mistake("the output gate of the neighbouring head is used (the one after)")
+class _(Oracle):
+    def output_gate(self, step: Step) -> Tensor:
+        return super().output_gate(step).roll(-1, 1)
+
+
+@_mistake("the output gate is left out")
+class _(Oracle):
+    def output_gate(self, step: Step) -> Tensor:
+        return torch.ones_like(super().output_gate(step))
 
 
 @_mistake("the output gate is applied without its sigmoid")

@@ -133,14 +133,23 @@ def _near_zero(inputs: Inputs, oracle: Oracle, random: Generator) -> None:
     inputs["projected"][::2, oracle.shard.columns["f_a"]] = 0
 
 
-def _padded(inputs: Inputs, oracle: Oracle, random: Generator) -> None:
-    # Every other row from a random one on is padding: a single row always is.
+def _pad(inputs: Inputs, random: Generator) -> torch.Tensor:
+    """Makes every other row from a random one on padding (a single row always is); returns those rows."""
     rows = len(inputs["slots"])
     first = 0 if rows == 1 else int(torch.randint(2, (), generator=random))
     padding = torch.arange(first, rows, 2)
     null = torch.tensor([0, -1, -(2**31)], dtype=torch.int32)
     inputs["slots"][padding] = null[torch.arange(len(padding)) % 3]
-    inputs["projected"][padding] = math.nan
+    return padding
+
+
+def _padded(inputs: Inputs, oracle: Oracle, random: Generator) -> None:
+    # Finite values in the null page, so that writing it changes something.
+    _pad(inputs, random)
+
+
+def _padded_nan(inputs: Inputs, oracle: Oracle, random: Generator) -> None:
+    inputs["projected"][_pad(inputs, random)] = math.nan
     owned = torch.zeros(len(inputs["conv_state"]), dtype=torch.bool)
     owned[inputs["slots"][inputs["slots"] > 0].long()] = True
     inputs["conv_state"][~owned] = math.nan
@@ -227,9 +236,14 @@ _SHAPERS: dict[str, tuple[str, Callable[[Inputs, Oracle, Generator], None]]] = {
         _near_zero,
     ),
     "padded": (
-        "every other row padded (slot 0, -1 or the least integer) with NaN in its projection, in the null page and "
-        "in pages nobody owns: catches padding that is read, written, or let through",
+        "every other row padded (slot 0, -1 or the least integer), with values that would pass for real ones in its "
+        "projection and in the null page: catches padding that is written or let through",
         _padded,
+    ),
+    "padded_nan": (
+        "the same with NaN in the padded projections, in the null page and in pages nobody owns: catches padding that "
+        "is read",
+        _padded_nan,
     ),
     "accumulated": (
         "a large state of non-zero mean and positive activations, as after a long context: "

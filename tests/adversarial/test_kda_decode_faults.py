@@ -1,0 +1,112 @@
+"""Faults planted in the real kernel, at true shapes: each is rejected, and the verdict names it and says by how much.
+
+A verdict takes ten to twenty seconds on two cores; the kernels share one judge and its compile cache.
+"""
+
+from importlib.resources import files
+
+import pytest
+from judging import candidate, replaced
+
+from fasttrack_validation import contracts
+from fasttrack_validation.judge.judge import Judge
+from fasttrack_validation.judge.verdict import Outcome, Status
+
+KERNEL = (files("fasttrack_models.kimi_k3") / "kernels/kda_decode.py").read_text("utf-8")
+FUSED = {"structure": "fused", "block_v": 128, "num_warps": 8}
+SPLIT = {"structure": "split", "block_v": 64, "num_warps": 4}
+
+
+@pytest.fixture(scope="module")
+def judge(tmp_path_factory):
+    with Judge(contracts.load("kimi_k3"), cache=tmp_path_factory.mktemp("kernels")) as made:
+        yield made
+
+
+def fault(*edits: tuple[str, str]) -> str:
+    text = KERNEL
+    for old, new in edits:
+        text = replaced(text, old, new)
+    return text
+
+
+DECAY = "decay = tl.exp(LOWER_BOUND * tl.sigmoid(slope * (gamma + bias)))"
+BETA = "beta = tl.sigmoid(tl.load(x + 4 * HEADS * D + RANK + head).to(tl.float32))"
+GATE = "tl.arange(0, BLOCK_V), HEADS, D)\n    gate = tl.load(x + 3 * HEADS * D + value)"
+
+# name -> (edits, reason id or None, words that the message must hold, in any case)
+FAULTS = {
+    "decay in bf16": (
+        [(DECAY, DECAY.replace("decay = ", "decay = (") + ").to(tl.bfloat16).to(tl.float32)")],
+        "numerics.median", ("recurrent_state", "decay", "bfloat16"),
+    ),
+    "beta in bf16": (
+        [(BETA, BETA.replace("beta = ", "beta = (") + ").to(tl.bfloat16).to(tl.float32)")],
+        "numerics.median", ("recurrent_state", "beta", "bfloat16"),
+    ),
+    "wrong gate": (
+        [(GATE, GATE.replace("+ value)", "+ (value + D) % (HEADS * D))"))],
+        None, ("out", "gate", "head"),
+    ),
+    "state shifted by one tap": (
+        [("tl.store(window + channel, second, ", "tl.store(window + channel, third, ")],
+        None, ("conv_state",),
+    ),
+    "null slot written": (
+        [("    if slot <= 0:\n        tl.store(y, ", "    if slot < 0:\n        tl.store(y, ")],
+        "state.foreign_page", ("null page", "elements changed"),
+    ),
+    "dense stride assumed": (
+        [("recurrent_state + slot * state_page * 4 + head * D * D\n    tile += tl.arange(0, BLOCK_V)",
+          "recurrent_state + slot * HEADS * D * D + head * D * D\n    tile += tl.arange(0, BLOCK_V)")],
+        None, ("recurrent_state", "dense page stride"),
+    ),
+    "tail row skipped": (
+        [('grid = (axes["rows"], axes["heads"])', 'grid = (max(1, axes["rows"] - 1), axes["heads"])')],
+        "poison.left", ("the last row", "never written"),
+    ),
+    "depends on its neighbour": (
+        [("qk = tl.sum(q * k)\n    core =",
+          "other = tl.load(projected + ((row + 1) % tl.num_programs(0)) * projected_stride * 8).to(tl.float32)\n"
+          "    beta *= tl.where(tl.num_programs(0) > 1, 1.0 + other * 1e-6, 1.0)\n"
+          "    qk = tl.sum(q * k)\n    core =")],
+        "neighbour.dependence", ("changed other rows",),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAULTS)
+def test_planted_fault_is_named(judge, name):
+    edits, reason, words = FAULTS[name]
+    verdict = judge.screen(candidate(fault(*edits), "kda_decode", FUSED))
+    assert verdict.status is Status.REJECTED, verdict.checks
+    if reason:
+        assert verdict.reason == reason, verdict.message
+    for word in words:
+        assert word.lower() in verdict.message.lower(), verdict.message
+    assert any(character.isdigit() for character in verdict.message), "the message says by how much"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("config", [FUSED, SPLIT], ids=["fused", "split"])
+def test_honest_kernel_is_accepted(judge, config):
+    verdict = judge.screen(candidate(KERNEL, "kda_decode", config))
+    assert verdict.status is Status.ACCEPTED, (verdict.reason, verdict.message)
+    assert {check.outcome for check in verdict.checks} == {Outcome.PASS}
+    assert {audit.target for audit in verdict.audits} == {"sm_90", "sm_103"}
+    assert all(audit.registers > 0 for audit in verdict.audits)
+    cells = {(one.hardware, one.workload): one.cell for one in verdict.cells}
+    assert len(cells) == 28 and all(cell.kind == "not_measured" for cell in cells.values())
+    # More rows never model faster on one card.
+    for card in ("h200", "gb300"):
+        times = [cells[card, f"tp8-b{rows}"].modelled.microseconds for rows in (1, 2, 4, 8, 16, 32, 64)]
+        assert times == sorted(times)
+
+
+@pytest.mark.slow
+def test_confirmation_covers_the_largest_bucket(judge):
+    verdict = judge.confirm(candidate(KERNEL, "kda_decode", FUSED), ["tp16-b64"])
+    assert verdict.status is Status.ACCEPTED, (verdict.reason, verdict.message)
+    rows = {(result.workload.split("-v")[0], result.held_out): result.axes["rows"] for result in verdict.workloads}
+    assert rows["tp16-b64", False] == 64 and 32 < rows["tp16-b64", True] <= 64
