@@ -246,6 +246,7 @@ def _shape(launch, audit: KernelAudit, meter: Mapping[str, int]) -> LaunchShape:
     per_program = (meter["bytes_loaded"] + meter["bytes_stored"]) / max(1, meter["programs"])
     return LaunchShape(
         blocks=blocks, threads=audit.threads, registers=audit.registers, shared_bytes=audit.shared_bytes,
+        barriers=audit.barriers,
         moved_bytes=round(per_program * blocks),
         spill_bytes_per_thread=audit.spill_store_bytes + audit.spill_load_bytes,
     )  # fmt: skip

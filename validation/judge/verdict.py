@@ -67,6 +67,7 @@ class KernelAudit(Frozen):
     conversions: dict[str, int] = Field(description="conversion instruction -> count, from SASS")
     local_loads: int = Field(default=0, description="LDL instructions: spills and arrays in local memory")
     local_stores: int = Field(default=0, description="STL instructions")
+    barriers: int = Field(default=0, description="BAR instructions: waits of a whole block")
     code_bytes: int
     compiler: str
 

@@ -38,6 +38,7 @@ def audit(code: DeviceCode) -> KernelAudit | CompileProblem:
         conversions=sass.conversions(counts),
         local_loads=loads,
         local_stores=stores,
+        barriers=sass.barriers(counts),
         code_bytes=sass.code_bytes(code.sass),
         compiler=code.compiler,
     )

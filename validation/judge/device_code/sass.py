@@ -81,6 +81,11 @@ def local_accesses(counts: Counter[str]) -> tuple[int, int]:
     return _count(counts, "LDL"), _count(counts, "STL")
 
 
+def barriers(counts: Counter[str]) -> int:
+    """Block-wide barrier instructions (BAR): each makes all warps of a block wait for the last one."""
+    return _count(counts, "BAR")
+
+
 def conversions(counts: Counter[str]) -> dict[str, int]:
     """Conversion instructions by full mnemonic: F2FP.BF16.F32.PACK_AB, F2F.F64.F32, I2FP.F32.S32, ..."""
     return {name: counts[name] for name in sorted(counts) if _CONVERSION.fullmatch(_base(name))}

@@ -72,6 +72,7 @@ def test_listing():
     )
     assert sass.code_bytes(SASS) == 0x70
     assert sass.local_accesses(counts) == (1, 1)
+    assert sass.barriers(Counter({"BAR.SYNC.DEFER_BLOCKING": 3, "BAR.ARV": 1, "BARRIER": 9, "BRA": 5})) == 4
     assert sass.conversions(counts) == {"F2FP.BF16.F32.PACK_AB": 1}
     assert sass.matrix_types(counts, "") == ("HGMMA.64x64x16.F32.BF16",)
 
