@@ -63,10 +63,11 @@ def evaluate(
 
 def gate(repo: Path, base: str, head: str, model: str, *, as_json: bool) -> NoReturn:
     """Decides on a change."""
-    from . import gate as rules
+    from .gate import run_gate
+    from .report.gate import render_json, render_text
 
-    result = rules.run_gate(repo, base, head, model)
-    print(rules.render_json(result) if as_json else rules.render_text(result), end="")
+    result = run_gate(repo, base, head, model)
+    print(render_json(result) if as_json else render_text(result), end="")
     raise typer.Exit(result.exit_code)
 
 

@@ -9,11 +9,12 @@ from fasttrack_validation.errors import UserError
 
 IDENTITY = ("fasttrack", "fasttrack@localhost")
 RUN_TRAILER = "Fasttrack-Run"
+_IDENTITY_VARIABLES = ("GIT_AUTHOR_NAME", "GIT_AUTHOR_EMAIL", "GIT_COMMITTER_NAME", "GIT_COMMITTER_EMAIL")
 
 
 def git(directory: Path, *arguments: str, check: bool = True) -> str:
     """Standard output of git run in `directory`, without hooks, prompts or settings of the caller's environment."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    environment = {n: v for n, v in os.environ.items() if not n.startswith("GIT_") or n in _IDENTITY_VARIABLES}
     # Without optional locks, `git status` does not rewrite the user's index.
     environment |= {"GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
     command = ["git", "-C", str(directory), "-c", "core.hooksPath=/dev/null", "-c", "core.fsmonitor=false",
@@ -96,7 +97,8 @@ class Worktree:
 
     def author(self) -> tuple[str, bool]:
         """"name <address>" that a commit will carry, and whether it is the fallback for want of a configured one."""
-        name, address = self._setting("user.name"), self._setting("user.email")
+        name = os.environ.get("GIT_AUTHOR_NAME") or self._setting("user.name")
+        address = os.environ.get("GIT_AUTHOR_EMAIL") or self._setting("user.email")
         return (f"{name} <{address}>", False) if name and address else (f"{IDENTITY[0]} <{IDENTITY[1]}>", True)
 
     def commit(self, message: str, under: str) -> str | None:
@@ -104,9 +106,10 @@ class Worktree:
         git(self.directory, "add", "--all", "--force", "--", under)
         if not git(self.directory, "diff", "--cached", "--name-only", "-z"):
             return None
-        settings = []
-        if self.author()[1]:
-            settings = ["-c", f"user.name={IDENTITY[0]}", "-c", f"user.email={IDENTITY[1]}"]
+        # The committer may be unset where the author is not; an identity that git would guess is none.
+        settings = [] if self._setting("user.name") and self._setting("user.email") else [
+            "-c", f"user.name={IDENTITY[0]}", "-c", f"user.email={IDENTITY[1]}"
+        ]  # fmt: skip
         git(self.directory, *settings, "commit", "--quiet", "--no-verify", "--no-gpg-sign", "--message", message)
         return head(self.directory)
 

@@ -18,7 +18,8 @@ from fasttrack.git import Repository
 
 
 def run(*command: str, cwd: Path, home: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "FASTTRACK_HOME": str(home), "GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_SYSTEM": "/dev/null"}
+    # A home without a git configuration: no identity.
+    env = {**os.environ, "FASTTRACK_HOME": str(home), "HOME": str(home), "XDG_CONFIG_HOME": str(home)}
     return subprocess.run(
         [sys.executable, "-m", "fasttrack", *command], cwd=cwd, env=env | environment, capture_output=True, text=True
     )
