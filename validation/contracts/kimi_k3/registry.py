@@ -1,0 +1,30 @@
+"""The ops of Kimi K3 and the files of this directory that each exam consists of.
+
+No exam covers this file: the names of its files are part of an exam's digest, and the class is the `Contract` of the
+package called like the op. So adding an op leaves every other exam as it is.
+"""
+
+_SHARED = ("__init__.py", "architecture.py", "config.json", "contract.toml")
+
+_PARTS = (*_SHARED, "op.py", "drawing.py", "layer_weights.py", "step/__init__.py", "step/precision.py")
+
+
+def _own(op: str, *shared: str) -> tuple[str, ...]:
+    return (*_PARTS, *shared, *(f"{op}/{name}.py" for name in ("__init__", "contract", "maths")))
+
+
+FILES: dict[str, tuple[str, ...]] = {
+    "kda_decode": (
+        *_SHARED,
+        "kda_decode/__init__.py",
+        "kda_decode/contract.py",
+        "kda_decode/hypotheses.py",
+        "kda_decode/inputs.py",
+        "kda_decode/layout.py",
+        "kda_decode/oracle.py",
+        "kda_decode/plain.py",
+        "kda_decode/stock.py",
+        "kda_decode/stock_conv.py",
+    ),
+    "attn_res_norm": _own("attn_res_norm", "step/attn_res.py", "step/norm.py"),
+}
