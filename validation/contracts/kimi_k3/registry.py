@@ -6,7 +6,9 @@ package called like the op. So adding an op leaves every other exam as it is.
 
 _SHARED = ("__init__.py", "architecture.py", "config.json", "contract.toml")
 
-_PARTS = (*_SHARED, "op.py", "drawing.py", "layer_weights.py", "step/__init__.py", "step/precision.py")
+_PARTS = (*_SHARED, "op.py", "drawing.py")
+_STEP = ("layer_weights.py", "step/__init__.py", "step/precision.py")
+_LINEAR = ("linear.py", "linear_maths.py")
 
 
 def _own(op: str, *shared: str) -> tuple[str, ...]:
@@ -26,5 +28,7 @@ FILES: dict[str, tuple[str, ...]] = {
         "kda_decode/stock.py",
         "kda_decode/stock_conv.py",
     ),
-    "attn_res_norm": _own("attn_res_norm", "step/attn_res.py", "step/norm.py"),
+    "attn_res_norm": _own("attn_res_norm", *_STEP, "step/attn_res.py", "step/norm.py"),
+    "in_projection": _own("in_projection", *_LINEAR),
+    "o_proj_residual": _own("o_proj_residual", "linear_maths.py"),
 }
