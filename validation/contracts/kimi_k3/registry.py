@@ -31,4 +31,6 @@ FILES: dict[str, tuple[str, ...]] = {
     "attn_res_norm": _own("attn_res_norm", *_STEP, "step/attn_res.py", "step/norm.py"),
     "in_projection": _own("in_projection", *_LINEAR),
     "o_proj_residual": _own("o_proj_residual", "linear_maths.py"),
+    "front": _own("front", "linear_maths.py", *_STEP, "step/situ.py"),
+    "routing": _own("routing", *_STEP, "step/router.py"),
 }
