@@ -7,12 +7,15 @@ package called like the op. So adding an op leaves every other exam as it is.
 _SHARED = ("__init__.py", "architecture.py", "config.json", "contract.toml")
 
 _PARTS = (*_SHARED, "op.py", "drawing.py")
-_STEP = ("layer_weights.py", "step/__init__.py", "step/precision.py")
+_MODULES = ("__init__", "contract", "maths")
+_STEP = ("step/__init__.py", "step/precision.py")
 _LINEAR = ("linear.py", "linear_maths.py")
+_SITU = ("step/__init__.py", "step/situ.py")
+_MXFP4 = ("weights/__init__.py", "weights/mxfp4.py")
 
 
 def _own(op: str, *shared: str) -> tuple[str, ...]:
-    return (*_PARTS, *shared, *(f"{op}/{name}.py" for name in ("__init__", "contract", "maths")))
+    return (*_PARTS, *shared, *(f"{op}/{name}.py" for name in _MODULES))
 
 
 FILES: dict[str, tuple[str, ...]] = {
@@ -28,9 +31,15 @@ FILES: dict[str, tuple[str, ...]] = {
         "kda_decode/stock.py",
         "kda_decode/stock_conv.py",
     ),
-    "attn_res_norm": _own("attn_res_norm", *_STEP, "step/attn_res.py", "step/norm.py"),
+    "attn_res_norm": _own("attn_res_norm", *_STEP, "layer_weights.py", "step/attn_res.py", "step/norm.py"),
     "in_projection": _own("in_projection", *_LINEAR),
     "o_proj_residual": _own("o_proj_residual", "linear_maths.py"),
-    "front": _own("front", "linear_maths.py", *_STEP, "step/situ.py"),
+    "front": _own("front", "linear_maths.py", *_SITU),
     "routing": _own("routing", *_STEP, "step/router.py"),
+    "experts": _own("experts", *_SITU, *_MXFP4),
+    "shared_down": _own("shared_down", *_LINEAR),
+    "latent_up": _own("latent_up", *_STEP, "step/norm.py"),
+    "mla_projection": _own("mla_projection", *_LINEAR),
+    "dense_down": _own("dense_down", "linear_maths.py", *(f"o_proj_residual/{name}.py" for name in _MODULES)),
+    "head": _own("head", *_LINEAR),
 }
