@@ -4,11 +4,11 @@ from functools import cache
 
 import op_exam
 import pytest
-import torch
 from fasttrack_validation.contracts.base import TensorRole
 from fasttrack_validation.judge.sanity import check_task
 from fasttrack_validation.judge.verdict import Outcome
 from fasttrack_validation.numerics.calibrate import Decision
+from fasttrack_validation.numerics.errors import same_bits
 from fasttrack_validation.tensors import DType, torch_dtype
 
 # Layouts 1 and 2 have gaps between rows; two TPs because some mistakes need more than one rank.
@@ -79,7 +79,7 @@ def test_a_row_alone_changes_when_it_is_redrawn(name):
     for produced in op.produced:
         owners = [op.row_of(produced, (i, *(0,) * (before[produced].dim() - 1)), inputs) for i in
                   range(len(before[produced]))]  # fmt: skip
-        same = [torch.equal(*pair) for pair in zip(before[produced], after[produced], strict=True)]
+        same = same_bits(before[produced], after[produced]).flatten(1).all(1).tolist()
         for owner, equal in zip(owners, same, strict=True):
             assert equal == (owner != 2), produced
 
@@ -105,3 +105,12 @@ def test_workloads(name):
                 dense = max(dense, size * stride)
             if spec.role is not TensorRole.STATIC and spec.dtype is DType.BF16:
                 assert all(stride == 1 or stride % 8 == 0 for stride in spec.strides), "rows begin on 16 bytes"
+
+
+def test_probabilities_in_bf16_are_honest_on_tensor_cores():
+    """What every public MLA decode kernel does; anything narrower is a known mistake."""
+    op = op_exam.nano("mla_core")
+    for distribution, workload, inputs, expected, plain in trials("mla_core"):
+        got = op.maths.with_bf16_probabilities(op, inputs, workload)
+        for ruling in op_exam.rulings(op, workload, inputs, expected, plain, got):
+            assert ruling.decision is Decision.PASS, (distribution, ruling.message)

@@ -10,6 +10,7 @@ _PARTS = (*_SHARED, "op.py", "drawing.py")
 _MODULES = ("__init__", "contract", "maths")
 _STEP = ("step/__init__.py", "step/precision.py")
 _LINEAR = ("linear.py", "linear_maths.py")
+_PAGED = ("paged.py", "paged_maths.py")
 _SITU = ("step/__init__.py", "step/situ.py")
 _MXFP4 = ("weights/__init__.py", "weights/mxfp4.py")
 
@@ -40,6 +41,9 @@ FILES: dict[str, tuple[str, ...]] = {
     "shared_down": _own("shared_down", *_LINEAR),
     "latent_up": _own("latent_up", *_STEP, "step/norm.py"),
     "mla_projection": _own("mla_projection", *_LINEAR),
+    "mla_query": _own("mla_query", *_PAGED, *_STEP, "step/norm.py"),
+    "mla_core": _own("mla_core", *_PAGED),
+    "mla_value": _own("mla_value"),
     "dense_down": _own("dense_down", "linear_maths.py", *(f"o_proj_residual/{name}.py" for name in _MODULES)),
     "head": _own("head", *_LINEAR),
 }
