@@ -44,6 +44,7 @@ FILES: dict[str, tuple[str, ...]] = {
     "mla_query": _own("mla_query", *_PAGED, *_STEP, "step/norm.py"),
     "mla_core": _own("mla_core", *_PAGED),
     "mla_value": _own("mla_value"),
+    "dense_up": _own("dense_up", "linear_maths.py", *_SITU, *(f"front/{name}.py" for name in _MODULES)),
     "dense_down": _own("dense_down", "linear_maths.py", *(f"o_proj_residual/{name}.py" for name in _MODULES)),
     "head": _own("head", *_LINEAR),
 }
