@@ -12,6 +12,7 @@ from fasttrack_validation.contracts.kimi_k3.graph import EMBEDDING, LOGITS, Via
 from fasttrack_validation.contracts.kimi_k3.step.model import Model
 from fasttrack_validation.contracts.kimi_k3.step.precision import EXACT
 from fasttrack_validation.contracts.kimi_k3.step.state import Batch
+from fasttrack_validation.contracts.kimi_k3.step.unpack import unpack
 from fasttrack_validation.errors import UserError
 
 NANO = k3_weights.nano()
@@ -22,7 +23,7 @@ REAL = op_graph.step(contracts.load("kimi_k3").architecture)
 @cache
 def walked(tp: int):
     """Three requests after prompts of 3, 4 and 9 tokens: by the step, layer by layer, and along the graph."""
-    weights = k3_weights.shard_model(k3_weights.nano_weights(), NANO, tp)
+    weights = [unpack(rank, EXACT) for rank in k3_weights.shard_model(k3_weights.nano_weights(), NANO, tp)]
     model = Model(NANO, weights, EXACT)
     state = model.new_state(3, 16, page_size=4)
     prompts = (3, 4, 9)

@@ -22,7 +22,7 @@ def load(policy_path: Path = POLICY) -> tuple[Architecture, dict[str, Envelope],
         raise UserError(f"{policy_path}:{line}: ops.{odd}: has no counterpart", f"the ops are {', '.join(FILES)}")
     architecture = Architecture.from_config(CONFIG)
     ops = {
-        name: import_module(f".{name}", __package__).Contract(architecture, op_policy)
-        for name, op_policy in policy.ops.items()
+        name: import_module(f".{name}", __package__).Contract(architecture, policy.ops[name])
+        for name in FILES
     }
     return architecture, policy.envelope, ops

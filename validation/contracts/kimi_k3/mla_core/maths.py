@@ -266,8 +266,9 @@ class _(Oracle):
 @MISTAKES("every row has the first row's length")
 class _(Oracle):
     def history(self, row):
-        most = max(1, int(self.inputs["lengths"][0]))
-        return super().history(row)[:most]
+        cache, length = self.inputs["cache"], max(1, int(self.inputs["lengths"][0]))
+        pages = self.inputs["page_table"][row, : -(-length // cache.shape[1])].long() % len(cache)
+        return cache[pages].flatten(0, 1)[:length].double()
 
 
 @MISTAKES("the largest score is not subtracted: exp overflows float32")
