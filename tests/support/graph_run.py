@@ -36,8 +36,7 @@ def compute(node: Node, architecture, weights, ranks: Sequence[Values], rank: in
     for tensor, sources in node.reads.items():
         values = [take(source, ranks, rank) for source in sources]
         if tensor == "blocks":
-            stream = take(node.reads["stream"][0], ranks, rank)
-            values = [torch.stack(values) if values else stream.new_empty(0, *stream.shape)]
+            values = [torch.stack(values)]
         (read[tensor],) = values
     if node.op == "kda_decode":
         static = ("f_b", "conv_weight", "a_log", "dt_bias", "o_norm")

@@ -201,7 +201,9 @@ class _Walk:
         self._node("head", "head", "", {"x": x}, ("logits",))
 
     def _mix(self, name: str, weights: str) -> str:
-        reads = {"stream": (self.stream,), "blocks": tuple(self.banks)}
+        reads = {"stream": (self.stream,)}
+        if self.banks:
+            reads["blocks"] = tuple(self.banks)
         return self._node(name, "attn_res_norm", weights, reads, ("x",), {"blocks": len(self.banks)})["x"]
 
     def _kda(self, number: int, x: str) -> str:

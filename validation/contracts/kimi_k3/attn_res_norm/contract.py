@@ -10,7 +10,7 @@ class AttnResNorm(RankOp):
 
     static  res_norm [d], res_proj [d], out_norm [d] bf16: key norm, query, and the weight of the norm that follows
     input   stream [rows, d] bf16: the residual stream, the last source
-    input   blocks [n, rows, d] bf16: the banked streams, oldest first. Block-major (rows inside a block side by side)
+    input   blocks [n, rows, d] bf16: the banked streams, oldest first, up to 8. Block-major (rows inside a block side by side)
             or token-major (blocks of a row side by side): strides say which. n is 0 to 8; with 0 the mix is the stream
     output  x [rows, d] bf16
 
@@ -44,12 +44,13 @@ class AttnResNorm(RankOp):
         axes, width = workload.axes, self.architecture.hidden_size
         shape = (axes["blocks"], axes["rows"], width)
         strides = (axes["block_stride"], axes["block_row_stride"], 1)
+        blocks = tensor("blocks", DType.BF16, TensorRole.INPUT, shape, strides)
         return (
             static("res_norm", width),
             static("res_proj", width),
             static("out_norm", width),
             rows_of("stream", axes["rows"], width, axes["stream_stride"]),
-            tensor("blocks", DType.BF16, TensorRole.INPUT, shape, strides),
+            *((blocks,) if axes["blocks"] else ()),
             output("x", axes["rows"], width),
         )
 

@@ -24,11 +24,17 @@ def _weights(contract, workload, random) -> Inputs:
 def _inputs(contract, workload, random) -> Inputs:
     width, rows = contract.architecture.hidden_size, workload.axes["rows"]
     # The newest source arrives last and banks grow with depth: no two sources of a row have one scale.
-    size = 1 + torch.arange(workload.axes["blocks"])[:, None, None]
-    return {
-        "stream": (3 * normal(random, rows, width) + 0.5).bfloat16(),
-        "blocks": (size * normal(random, workload.axes["blocks"], rows, width)).bfloat16(),
-    }
+    count = workload.axes["blocks"]
+    inputs = {"stream": (3 * normal(random, rows, width) + 0.5).bfloat16()}
+    if count:
+        size = 1 + torch.arange(count)[:, None, None]
+        inputs["blocks"] = (size * normal(random, count, rows, width)).bfloat16()
+    return inputs
+
+
+def _banks(inputs) -> Tensor:
+    """[n, rows, d], also where no bank is given."""
+    return inputs.get("blocks", inputs["stream"].new_empty(0, *inputs["stream"].shape))
 
 
 DISTRIBUTIONS = Distributions(
@@ -50,8 +56,8 @@ def close(inputs, contract, workload, random) -> None:
     channel = int(torch.randint(contract.architecture.hidden_size, (), generator=random))
     inputs["res_proj"][channel] = 256
     inputs["res_norm"][channel] = 1
-    for name in ("stream", "blocks"):
-        inputs[name][..., channel] = 0.25 * inputs[name].float().square().mean(-1).sqrt()
+    for sources in (inputs["stream"], _banks(inputs)):
+        sources[..., channel] = 0.25 * sources.float().square().mean(-1).sqrt()
 
 
 @DISTRIBUTIONS("rows near the root of the epsilon, of zeros, or of zeros among others: catches an epsilon left out or moved")
@@ -61,7 +67,7 @@ def near_zero(inputs, contract, workload, random) -> None:
     small = torch.tensor([2.0**-10, 0, 1])[turn]
     source = torch.where((turn == 2) & (torch.arange(blocks) % 2 == 0)[:, None], 0, small)
     inputs["stream"] *= small[:, None].bfloat16()
-    inputs["blocks"] *= source[..., None].bfloat16()
+    _banks(inputs).mul_(source[..., None].bfloat16())
 
 
 @DISTRIBUTIONS("every source of every row scaled by its own power of two: catches half-precision intermediates")
@@ -69,21 +75,21 @@ def wide_range(inputs, contract, workload, random) -> None:
     rows = workload.axes["rows"]
     # Beyond 2^16 whatever is drawn, so that a square leaves half precision and a value does.
     inputs["stream"] *= scales(random, 10, rows, 1) * 2**20
-    inputs["blocks"] *= scales(random, 10, workload.axes["blocks"], rows, 1) * 2**20
+    _banks(inputs).mul_(scales(random, 10, workload.axes["blocks"], rows, 1) * 2**20)
 
 
 @DISTRIBUTIONS("a few channels a thousand times larger than the rest: catches statistics kept in bf16")
 def outliers(inputs, contract, workload, random) -> None:
     channels = torch.randint(contract.architecture.hidden_size, (4,), generator=random)
     inputs["stream"][:, channels] *= 1024
-    inputs["blocks"][:, :, channels] *= 1024
+    _banks(inputs)[:, :, channels] *= 1024
 
 
 @DISTRIBUTIONS("every other row is NaN, as padded rows may be: catches rows that reach into each other")
 def padded(inputs, contract, workload, random) -> None:
     rows = every_other(workload.axes["rows"], random)
     inputs["stream"][rows] = math.nan
-    inputs["blocks"][:, rows] = math.nan
+    _banks(inputs)[:, rows] = math.nan
 
 
 class Oracle:
@@ -101,7 +107,7 @@ class Oracle:
 
     def sources(self) -> list[Tensor]:
         """[rows, d] each, oldest first."""
-        return [*self.inputs["blocks"].double(), self.inputs["stream"].double()]
+        return [*_banks(self.inputs).double(), self.inputs["stream"].double()]
 
     def mixed(self, sources: list[Tensor]) -> Tensor:
         """The mix as the whole step computes it."""
@@ -118,7 +124,7 @@ def plain(contract, inputs, workload) -> dict[str, Tensor]:
     query = inputs["res_norm"].float() * inputs["res_proj"].float()
     out = torch.empty_like(inputs["stream"])
     for row, stream in enumerate(inputs["stream"]):
-        sources = torch.cat([inputs["blocks"][:, row], stream[None]]).float()
+        sources = torch.cat([_banks(inputs)[:, row], stream[None]]).float()
         logits = torch.stack([torch.dot(source, query) / (source.pow(2).mean() + eps).sqrt() for source in sources])
         exponentials = torch.exp(logits - logits.max())
         mixed = (exponentials / exponentials.sum()) @ sources
@@ -225,11 +231,11 @@ class _(Oracle):
         return super().mixed(sources).half().double()
 
 
-@MISTAKES("squares are summed in bfloat16")
+@MISTAKES("squares are summed one by one in bfloat16")
 class _(Oracle):
     def normed(self, mixed):
         total = torch.zeros(len(mixed), dtype=torch.float64)
-        for part in mixed.square().unflatten(-1, (-1, 8)).sum(-1).unbind(-1):
+        for part in mixed.square().unbind(-1):
             total = bf16(total + part)
         mean = total[..., None] / mixed.shape[-1]
         return mixed / (mean + self.eps).sqrt() * self.weights.out_norm
@@ -269,8 +275,8 @@ class _(Oracle):
 @MISTAKES("rows of the banks are addressed as if they lay side by side")
 class _(Oracle):
     def sources(self):
-        blocks, axes = self.inputs["blocks"], self.axes
-        if not blocks.numel():
+        blocks, axes = self.inputs.get("blocks"), self.axes
+        if blocks is None:
             return super().sources()
         strides = (axes["block_stride"], axes["block_row_stride"], 1)
         size = 1 + sum((count - 1) * stride for count, stride in zip(blocks.shape, strides, strict=True))
