@@ -60,7 +60,7 @@ def close(left, right):
 @pytest.mark.parametrize("tp", [1, 2])
 @pytest.mark.parametrize("layer", range(13))
 def test_the_ops_of_a_layer_are_the_layer(tp, layer):
-    """Layer 0 is KDA and dense; 3, 7, 11 and 12 are MLA and MoE; the others KDA and MoE. Blocks begin at 0, 5 and 10."""
+    """Layer 0 is KDA and dense; 3, 7, 11 and 12 are MLA and MoE; the others KDA and MoE. Blocks begin at 0, 5, 10."""
     streams, _, _, ranks = walked(tp)
     last = NANO_GRAPH.nodes[NANO_GRAPH.layer(layer)[-1]]
     split = last.op == "latent_up"

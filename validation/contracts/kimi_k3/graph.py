@@ -265,7 +265,13 @@ class _Walk:
         self.stream = Source(value=stream)
 
     def _node(
-        self, name: str, op: str, weights: str, reads: Mapping, writes: Iterable[str], axes: dict[str, int] | None = None
+        self,
+        name: str,
+        op: str,
+        weights: str,
+        reads: Mapping,
+        writes: Iterable[str],
+        axes: dict[str, int] | None = None,
     ) -> dict[str, str]:
         """Appends a node and gives what it writes: tensor -> value."""
         written = {tensor: f"{name}.{tensor}" for tensor in writes}

@@ -10,8 +10,9 @@ class AttnResNorm(RankOp):
 
     static  res_norm [d], res_proj [d], out_norm [d] bf16: key norm, query, and the weight of the norm that follows
     input   stream [rows, d] bf16: the residual stream, the last source
-    input   blocks [n, rows, d] bf16: the banked streams, oldest first, up to 8. Block-major (rows inside a block side by side)
-            or token-major (blocks of a row side by side): strides say which. n is 0 to 8; with 0 the mix is the stream
+    input   blocks [n, rows, d] bf16: the banked streams, oldest first, up to 8. Block-major (rows of a block side by
+            side) or token-major (blocks of a row side by side): strides say which. Absent where n, the axis
+            `blocks`, is 0: the mix is the stream then, as in front of layer 0
     output  x [rows, d] bf16
 
     With sources v_1 .. v_n+1: l_s = (v_s . (res_norm * res_proj)) / sqrt(mean(v_s^2) + eps); h = sum_s softmax(l)_s v_s
@@ -55,7 +56,7 @@ class AttnResNorm(RankOp):
         )
 
     def cost(self, workload: Workload) -> Cost:
-        """Every source once. An element of a source: two for the dot, two for the square, two for the sum; then four."""
+        """Every source once. An element of a source: two for the dot, the square and the sum each; then four."""
         axes, width = workload.axes, self.architecture.hidden_size
         sources = axes["blocks"] + 1
         return Cost(

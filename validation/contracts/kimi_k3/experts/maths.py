@@ -47,7 +47,7 @@ def repeated(inputs, contract, workload, random) -> None:
         row.copy_(chosen[torch.randperm(len(chosen), generator=random)])
 
 
-@DISTRIBUTIONS("a few crowded experts, one for each row alone, most empty, first and last expert chosen: uneven routing")
+@DISTRIBUTIONS("a few crowded experts, one for each row alone, most empty, first and last chosen: uneven routing")
 def uneven(inputs, contract, workload, random) -> None:
     ids, experts = inputs["ids"], workload.axes["experts"]
     places = ids.shape[1]
@@ -64,7 +64,7 @@ def lopsided(inputs, contract, workload, random) -> None:
     weights.scatter_(1, place, 1 - 2.0**-14)
 
 
-@DISTRIBUTIONS("scales of w2 from 2^-24 to 2^24 of the typical one: catches scales in half precision or of another group")
+@DISTRIBUTIONS("scales of w2 from 2^-24 to 2^24 of the typical one: catches scales narrowed or of another group")
 def wide_scales(inputs, contract, workload, random) -> None:
     scale = inputs["w2_scale"]
     scale += torch.randint(-24, 25, scale.shape, generator=random).to(torch.uint8)
@@ -82,7 +82,7 @@ def saturated(inputs, contract, workload, random) -> None:
     inputs["w13_scale"] += 4
 
 
-@DISTRIBUTIONS("activations at their bound of 100, one expert a row: every rounding but the last is exact, catches truncation")
+@DISTRIBUTIONS("activations at their bound of 100, one expert a row: only the last rounding rounds, catches truncation")
 def exact(inputs, contract, workload, random) -> None:
     # Sums of thousands: both tanh are one.
     inputs["w13_packed"].fill_(0x77)

@@ -62,7 +62,7 @@ def cancelling_ranks(inputs, contract, workload, random) -> None:
         ranks[1 : 2 * pairs : 2] -= large
 
 
-@DISTRIBUTIONS("routed rows scaled from 2^-10 to 2^30, which the norm takes away: catches half-precision sums and squares")
+@DISTRIBUTIONS("routed rows scaled from 2^-10 to 2^30, which the norm takes away: catches sums in half precision")
 def wide_range(inputs, contract, workload, random) -> None:
     scale = scales(random, 10, workload.axes["rows"], 1)
     scale[0] *= 2**20

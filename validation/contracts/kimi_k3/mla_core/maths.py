@@ -26,7 +26,7 @@ DISTRIBUTIONS = Distributions(
 )
 
 
-@DISTRIBUTIONS("lengths of one, one less than a page, a page, one more, full tables: catches errors at the edges of pages")
+@DISTRIBUTIONS("lengths of one, a page, one less, one more, full tables: catches errors at the edges of pages")
 def boundaries(inputs, contract, workload, random) -> None:
     size, most = workload.axes["page_size"], workload.axes["page_size"] * workload.axes["table_width"]
     lengths = torch.tensor([1, size - 1, size, size + 1, most - 1, most, most - size + 1, 2]).clamp(1, most)

@@ -55,7 +55,7 @@ def boundaries(inputs, contract, workload, random) -> None:
     forget_entries(inputs)
 
 
-@DISTRIBUTIONS("latents of zeros and latents near the root of their epsilon: catches an epsilon left out or taken elsewhere")
+@DISTRIBUTIONS("latents of zeros and latents near the root of their epsilon: catches another epsilon, or none")
 def near_zero(inputs, contract, workload, random) -> None:
     factor = torch.tensor([2.0**-11, 0, 2.0**-12])[torch.arange(workload.axes["rows"]) % 3][:, None].bfloat16()
     inputs["projected"][:, : _latent_end(contract)] *= factor
@@ -221,7 +221,8 @@ class _(Oracle):
         even, odd = key[:, 0::2], key[:, 1::2]
         angle = self.inputs["lengths"].double()[:, None]
         angle = angle * 50000.0 ** -torch.linspace(0, 1, even.shape[1], dtype=torch.float64)
-        return torch.stack([even * angle.cos() - odd * angle.sin(), even * angle.sin() + odd * angle.cos()], 2).flatten(1)
+        rotated = [even * angle.cos() - odd * angle.sin(), even * angle.sin() + odd * angle.cos()]
+        return torch.stack(rotated, 2).flatten(1)
 
 
 @MISTAKES("the two parts of a head's query are taken in the wrong order")

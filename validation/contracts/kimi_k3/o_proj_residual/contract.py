@@ -62,7 +62,7 @@ class OProjResidual(RankOp):
         )
 
     def cost(self, workload: Workload) -> Cost:
-        """The weight once, exchange buffers included; one addition for each rank but the first, one for the residual."""
+        """The weight once, exchange buffers included; an addition for each rank but the first and for the residual."""
         axes, width = workload.axes, self.architecture.hidden_size
         rows, k, tp, going = axes["rows"], axes["k"], axes["tp"], 1 - axes["restart"]
         return Cost(
