@@ -60,7 +60,7 @@ def close(inputs, contract, workload, random) -> None:
         sources[..., channel] = 0.25 * sources.float().square().mean(-1).sqrt()
 
 
-@DISTRIBUTIONS("rows near the root of the epsilon, of zeros, or zeros among others: catches an epsilon left out or moved")
+@DISTRIBUTIONS("rows near the root of the epsilon, of zeros, zeros among others: catches an epsilon left out or moved")
 def near_zero(inputs, contract, workload, random) -> None:
     rows, blocks = workload.axes["rows"], workload.axes["blocks"]
     turn = (torch.arange(rows) + int(torch.randint(3, (), generator=random))) % 3

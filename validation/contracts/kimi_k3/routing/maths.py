@@ -79,7 +79,7 @@ def biased(inputs, contract, workload, random) -> None:
     inputs["correction_bias"] = uniform(random, -1, 1, *inputs["correction_bias"].shape)
 
 
-@DISTRIBUTIONS("a third NaN, some infinities, rows of fewer numbers than places: catches NaN that wins or repeats an id")
+@DISTRIBUTIONS("a third NaN, infinities, rows of fewer numbers than places: catches NaN that wins or repeats an id")
 def not_finite(inputs, contract, workload, random) -> None:
     logits = inputs["logits"]
     kind = torch.rand(logits.shape, generator=random)
@@ -92,7 +92,7 @@ def not_finite(inputs, contract, workload, random) -> None:
     logits[::3, 5:] = math.nan
 
 
-@DISTRIBUTIONS("logits near -45 or minus infinity: scores next to 1e-20 or zero, catches an epsilon left out or enlarged")
+@DISTRIBUTIONS("logits near -45 or minus infinity: scores near 1e-20 or zero, catches an epsilon left out or enlarged")
 def vanishing(inputs, contract, workload, random) -> None:
     # Scores count for nothing, so the biases alone keep sums apart.
     experts = len(inputs["correction_bias"])
