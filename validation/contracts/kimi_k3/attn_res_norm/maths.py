@@ -63,7 +63,7 @@ def close(inputs, contract, workload, random) -> None:
 @DISTRIBUTIONS("rows near the root of the epsilon, of zeros, zeros among others: catches an epsilon left out or moved")
 def near_zero(inputs, contract, workload, random) -> None:
     rows, blocks = workload.axes["rows"], workload.axes["blocks"]
-    turn = (torch.arange(rows) + int(torch.randint(3, (), generator=random))) % 3
+    turn = torch.arange(rows) % 3
     small = torch.tensor([2.0**-10, 0, 1])[turn]
     source = torch.where((turn == 2) & (torch.arange(blocks) % 2 == 0)[:, None], 0, small)
     inputs["stream"] *= small[:, None].bfloat16()

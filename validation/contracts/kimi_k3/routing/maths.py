@@ -98,7 +98,7 @@ def vanishing(inputs, contract, workload, random) -> None:
     experts = len(inputs["correction_bias"])
     inputs["correction_bias"] = torch.randperm(experts, generator=random) / experts
     inputs["logits"] -= 45
-    inputs["logits"][::2] = -math.inf
+    inputs["logits"][1::2] = -math.inf
 
 
 @DISTRIBUTIONS("logits closer than bf16 can tell at the cut: catches logits, scores or sums narrower than float32")
