@@ -1,5 +1,6 @@
 """The exams: which models and ops there are, and how to load one. Imports no tensor library."""
 
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -8,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import UserError
-from ..records import digest_files
+from ..records import canonical_json, digest_files
 from .base import OpContract
 from .policy import Envelope
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parent.parent
 
 _MODELS = ("kimi_k3",)
+
+_POLICY = "contract.toml"
 
 # Shared by every op: what a comparison means and how it is decided.
 _COMMON_FILES = (
@@ -71,7 +74,9 @@ def contract_files(model: str, op: str) -> tuple[str, ...]:
 def contract_digest(model: str, op: str, files: Mapping[str, bytes] | None = None) -> str:
     """SHA-256 (hex) over the files of `contract_files`, as installed, or as given: path -> contents.
 
-    `files` may hold more than is needed (a whole tree of a commit). Raises UserError when one is missing.
+    `files` may hold more than is needed (a whole tree of a commit). Of `contract.toml` only the envelopes and the
+    op's own section count, comments aside, so that ops do not stale each other. Raises UserError when a file is
+    missing, or is no TOML.
     """
     names = contract_files(model, op)
     if files is None:
@@ -79,7 +84,16 @@ def contract_digest(model: str, op: str, files: Mapping[str, bytes] | None = Non
     missing = [name for name in names if name not in files]
     if missing:
         raise UserError(f"the contract of {model}/{op} lacks validation/{missing[0]}", "compare trees of one version")
-    return digest_files({name: files[name] for name in names})
+    policy = f"contracts/{model}/{_POLICY}"
+    return digest_files({name: _section(files[name], op) if name == policy else files[name] for name in names})
+
+
+def _section(policy: bytes, op: str) -> bytes:
+    try:
+        document = tomllib.loads(policy.decode("utf-8"))
+    except ValueError as error:
+        raise UserError(f"{_POLICY}: {error}", "compare trees whose contracts can be read") from error
+    return canonical_json({"envelope": document.get("envelope"), "op": document.get("ops", {}).get(op)}).encode()
 
 
 def _known(kind: str, name: str, names: tuple[str, ...]) -> str:

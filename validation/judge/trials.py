@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from ..contracts.base import OpContract, TensorRole, Workload
+from ..tensors import torch_dtype
 from .arena import Arena, StrayWrite
 from .pack import KernelPack
 
@@ -90,10 +91,24 @@ def run_trial(
 
 
 def _poison(tensor, spec: TrialSpec) -> torch.Tensor:
-    """What an output holds before the launch: NaN, or values that would pass for results at a glance."""
+    """What an output holds before the launch: NaN, or values that would pass for results at a glance.
+
+    The NaN has bits that no arithmetic gives, so that a NaN result is not taken for one that was never written.
+    Integers are drawn over their whole range either way: few values are plausible, and results hit those.
+    """
+    dtype = torch_dtype(tensor.dtype)
+    generator = torch.Generator().manual_seed(spec.layout_seed)
+    if not dtype.is_floating_point:
+        bounds = torch.iinfo(dtype)
+        return torch.randint(bounds.min, bounds.max, tensor.shape, generator=generator, dtype=dtype)
     if spec.poison == NOT_A_NUMBER:
-        return torch.full(tensor.shape, float("nan"))
-    return torch.randn(tensor.shape, generator=torch.Generator().manual_seed(spec.layout_seed))
+        integer, bits = _NAN_BITS[dtype.itemsize]
+        return torch.full(tensor.shape, bits, dtype=integer).view(dtype)
+    return torch.randn(tensor.shape, generator=generator).to(dtype)
+
+
+# Quiet NaN with a payload, right in every format of that many bytes (two: bf16 and fp16).
+_NAN_BITS = {2: (torch.int16, 0x7FE5), 4: (torch.int32, 0x7FE5A5A5), 8: (torch.int64, 0x7FFDA5A5A5A5A5A5)}
 
 
 def _is_paged(arena: Arena, name: str) -> bool:

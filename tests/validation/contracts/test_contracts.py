@@ -1,6 +1,9 @@
 import ast
+import json
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 from fasttrack_validation import contracts
@@ -10,6 +13,9 @@ from fasttrack_validation.records import sha256
 from fasttrack_validation.tensors import DType
 
 
+OWN = contracts.ROOT / "contracts/kimi_k3"
+
+
 @pytest.fixture(scope="module")
 def contract():
     return contracts.load("kimi_k3")
@@ -17,7 +23,7 @@ def contract():
 
 def test_models_and_ops(contract):
     assert contracts.models() == ("kimi_k3",)
-    assert list(contract.ops) == ["kda_decode"]
+    assert list(contract.ops) == list(kimi_k3.FILES)
     assert contract.op("kda_decode").op == "kda_decode"
 
 
@@ -38,41 +44,39 @@ def test_unknown_names_get_the_nearest(call, what, how):
 
 def test_loading_imports_no_tensor_library():
     code = (
-        "import sys; from fasttrack_validation import contracts; c = contracts.load('kimi_k3').op('kda_decode'); "
-        "c.tensors(c.workloads()[0]); contracts.contract_digest('kimi_k3', 'kda_decode'); "
+        "import sys; from fasttrack_validation import contracts; c = contracts.load('kimi_k3'); "
+        "[(op.tensors(w), op.cost(w)) for op in c.ops.values() for w in op.workloads()]; "
+        " contracts.contract_digest('kimi_k3', 'kda_decode'); "
         "print([m for m in ('torch', 'triton', 'numpy') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
 
-def imported(start: str) -> set[str]:
-    """Files of the package, relative to it, that importing `start` reads, lazily imported ones included."""
-    found, waiting = set(), [start]
-    while waiting:
-        name = waiting.pop()
-        if name in found:
+def imported(path: Path) -> set[Path]:
+    """Files of the model's directory that `path` imports, at whatever depth of a function, and their packages."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(node, ast.ImportFrom) or not node.level:
             continue
-        found.add(name)
-        for node in ast.walk(ast.parse((contracts.ROOT / name).read_text("utf-8"))):
-            if isinstance(node, ast.ImportFrom) and node.level:
-                parts = [*name.split("/")[: -node.level], *(node.module or "").split(".")]
-                package = "/".join(part for part in parts if part)
-                for option in (package, *(f"{package}/{alias.name}" for alias in node.names)):
-                    option = option.lstrip("/")
-                    waiting += [p for p in (f"{option}.py", f"{option}/__init__.py") if (contracts.ROOT / p).is_file()]
-    return found
+        base = path.parents[node.level - 1]
+        module = base.joinpath(*(node.module or "").split("."))
+        candidates = [module.with_suffix(".py"), *(module / f"{alias.name}.py" for alias in node.names)]
+        candidates += [module / "__init__.py"]
+        found |= {candidate for candidate in candidates if candidate.is_file()}
+    found |= {parent / "__init__.py" for file in found for parent in file.parents}
+    return {file for file in found if OWN in file.parents and file.is_file()}
 
 
-def test_no_file_of_the_exam_is_forgotten():
-    listed = set(contracts.contract_files("kimi_k3", "kda_decode"))
-    read = imported("contracts/kimi_k3/kda_decode/__init__.py") - {"errors.py", "__init__.py"}
-    assert read <= listed
-    # What is listed beside that is the model's own data and the shared rules of comparison.
-    assert {name for name in listed - read if name.endswith(".py")} <= {
-        "contracts/kimi_k3/__init__.py", "numerics/calibrate.py", "numerics/errors.py", "strict.py",
-        "contracts/kimi_k3/architecture.py",
-    }  # fmt: skip
+@pytest.mark.parametrize("op", kimi_k3.FILES)
+def test_no_file_of_the_exam_is_forgotten(op):
+    """What the op's package reaches by its imports, and the data that loading reads. No other op's files."""
+    reached, todo = set(), {OWN / "__init__.py", *(OWN / op).rglob("*.py")}
+    while todo:
+        reached |= todo
+        todo = {file for path in todo for file in imported(path)} - reached
+    expected = {path.relative_to(OWN).as_posix() for path in reached} - {"registry.py"}
+    assert set(kimi_k3.FILES[op]) == expected | {"config.json", "contract.toml"}
 
 
 def test_the_digest_follows_every_file_and_nothing_else():
@@ -80,10 +84,26 @@ def test_the_digest_follows_every_file_and_nothing_else():
     files = {name: (contracts.ROOT / name).read_bytes() for name in names}
     whole = contracts.contract_digest("kimi_k3", "kda_decode")
     assert contracts.contract_digest("kimi_k3", "kda_decode", {**files, "judge/verdict.py": b"other"}) == whole
-    by_hand = sha256("".join(f"{sha256(files[name])}  {name}\n" for name in sorted(names)).encode())
+    policy = "contracts/kimi_k3/contract.toml"
+    document = tomllib.loads(files[policy].decode())
+    section = {"envelope": document["envelope"], "op": document["ops"]["kda_decode"]}
+    text = json.dumps(section, sort_keys=True, separators=(",", ":")).encode()
+    hashed = {**files, policy: text}
+    by_hand = sha256("".join(f"{sha256(hashed[name])}  {name}\n" for name in sorted(names)).encode())
     assert whole == by_hand
-    for name in names:
+    for name in set(names) - {policy}:
         assert contracts.contract_digest("kimi_k3", "kda_decode", {**files, name: files[name] + b" "}) != whole
+    for change, same in (
+        ((b"# What every", b"# Which every"), True),
+        ((b"[[ops.attn_res_norm.comparisons]]", b"[[ops.attn_res_norm.comparisons]]\nratio = 2.0"), True),
+        ((b"[[ops.kda_decode.comparisons]]", b"[[ops.kda_decode.comparisons]]\nratio = 2.0"), False),
+        ((b"max_rows = 64", b"max_rows = 65"), False),
+    ):
+        changed = {**files, policy: files[policy].replace(*change, 1)}
+        assert changed != files
+        assert (contracts.contract_digest("kimi_k3", "kda_decode", changed) == whole) is same, change
+    with pytest.raises(UserError, match="contract.toml"):
+        contracts.contract_digest("kimi_k3", "kda_decode", {**files, policy: b"[envelope"})
     del files["contracts/base.py"]
     with pytest.raises(UserError, match="lacks validation/contracts/base.py"):
         contracts.contract_digest("kimi_k3", "kda_decode", files)

@@ -1,5 +1,5 @@
 """One decode step of Kimi Delta Attention, from the fused in-projection's output to the gated norm."""
 
-from .contract import KdaDecode
+from .contract import KdaDecode as Contract
 
-__all__ = ["KdaDecode"]
+__all__ = ["Contract"]

@@ -1,0 +1,5 @@
+"""From attended latents to gated values."""
+
+from .contract import MlaValue as Contract
+
+__all__ = ["Contract"]
