@@ -85,6 +85,20 @@ class Comparison(Frozen):
     row_axes: int = Field(default=1, ge=1, description="leading axes that count as rows when errors are scaled")
 
 
+class Far(Frozen):
+    """A workload whose pools are too large to exist: page numbers shifted until offsets pass 32 bits.
+
+    The judge runs an ordinary workload's memory with every live page number raised by `shift` and the pools' base
+    addresses lowered by as many pages: what a kernel with 64-bit offsets touches is the same memory, and a kernel whose
+    offsets wrap lands outside of it.
+    """
+
+    workload: Workload = Field(description="what the plan is recorded for: the axes of the large pool")
+    shift: int = Field(gt=0, description="pages")
+    pages: str = Field(description="the input that holds page numbers; those above zero are raised")
+    pools: tuple[str, ...]
+
+
 class OpContract(ABC):
     """The exam of one op. Tensors are logical (contiguous, CPU) here; the judge lays them out with the strides."""
 
@@ -136,6 +150,10 @@ class OpContract(ABC):
 
         A rejected candidate is compared with each, so that the verdict can say which one explains the error.
         """
+
+    def far(self, workload: Workload) -> Far | None:
+        """`workload` with pools so large that page offsets need 64 bits; None for an op without pools."""
+        return None
 
     def localise(self, wrong: frozenset[str]) -> str | None:
         """Where a fault must lie when exactly these produced tensors are wrong; None where that tells nothing.

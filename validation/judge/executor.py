@@ -21,12 +21,14 @@ class Interpreter:
         """What ran the plan, for the verdict."""
         return "interpreter"
 
-    def execute(self, pack: KernelPack, arena: Arena, order: str) -> Mapping[str, object]:
+    def execute(
+        self, pack: KernelPack, arena: Arena, order: str, shifts: Mapping[str, int]
+    ) -> Mapping[str, object]:
         """Runs every launch of `pack`, programs in `order`. A job that dies is an outcome, not an exception."""
         payload = {
             "source": self._source.model_dump(mode="json"),
             "pack": pack.model_dump(mode="json"),
-            "buffers": arena.table(),
+            "buffers": {name: place | {"shift": shifts.get(name, 0)} for name, place in arena.table().items()},
             "order": order,
         }
         result = self._sandbox.run(ENTRY, payload, memory=(arena.fd,), limits=self._limits)

@@ -130,7 +130,10 @@ class Judge:
         unseen = tuple(
             contract.vary(w, secrets.randbits(62)).model_copy(update={"held_out": True}) for w in workloads
         )
-        everything = {w.name: w for w in (*modelled, *workloads, *unseen)}
+        batch = min((w for w in workloads if w.axes["rows"] > 1), key=lambda w: contract.cost(w).bytes, default=workloads[0])
+        far = contract.far(batch)
+        distant = (far.workload,) if far else ()
+        everything = {w.name: w for w in (*modelled, *workloads, *unseen, *distant)}
         with _timed(ruling, "record"):
             source = stages.extract_source(candidate, ruling)
             packs = source and stages.record(
@@ -142,7 +145,10 @@ class Judge:
                 compiled = stages.compile_and_audit(self._recorder, source, packs, self._cache, ruling)
             if compiled:
                 with _timed(ruling, "trials"):
-                    trials = self._trials(candidate, contract, source, packs, workloads, unseen, every_distribution, ruling)
+                    groups = list(_plan_trials(contract, workloads, unseen, every_distribution))
+                    if far:
+                        groups.append((replace(_spec(batch, next(iter(contract.distributions))), far=far),))
+                    trials = self._trials(candidate, contract, source, packs, groups, ruling)
                 ruling.model_times(packs, trials, modelled, compiled)
         return ruling.verdict()
 
@@ -152,16 +158,15 @@ class Judge:
             self._sane[contract.op] = check_task(contract, workload, secrets.randbits(62))
         return self._sane[contract.op]
 
-    def _trials(self, candidate, contract, source, packs, workloads, unseen, every_distribution, ruling) -> list[Trial]:
+    def _trials(self, candidate, contract, source, packs, groups, ruling) -> list[Trial]:
         """Runs trial groups until one shows a fault; later groups cannot change the verdict."""
         executor = Interpreter(self._interpreter, source, INTERPRETER_LIMITS)
         ruling.executor = executor.description
-        groups = list(_plan_trials(contract, workloads, unseen, every_distribution))
         done: list[Trial] = []
 
         def run(group: tuple[TrialSpec, ...]) -> list[Trial]:
             # The trials of a group share their static tensors, and so what `prepare` makes of them.
-            pack = packs[group[0].workload.name]
+            pack = packs[(group[0].far or group[0]).workload.name]
             try:
                 prepared = self._prepare(candidate, contract, pack, group[0])
             except stages.PrepareFailed as error:

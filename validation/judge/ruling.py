@@ -144,7 +144,7 @@ class Ruling:
         Bytes per program come from the declared trial nearest in rows of the same TP, whose launches the interpreter
         metered; the grid comes from each workload's own plan.
         """
-        metered = [t for t in trials if t.status == "ok" and t.launches and not t.spec.workload.held_out]
+        metered = [t for t in trials if t.status == "ok" and t.launches and not t.spec.workload.held_out and not t.spec.far]
         for workload in modelled:
             pack = packs[workload.name]
             near = [t for t in metered if t.spec.workload.axes["tp"] == workload.axes["tp"]]
@@ -238,6 +238,8 @@ def _figures(decided) -> dict[str, float | int | str]:
 
 def _where(trial: Trial) -> str:
     spec = trial.spec
+    if spec.far:
+        return f"page numbers above {spec.far.shift}, whose offsets need 64 bits; values {spec.distribution}"
     return f"workload {'unseen' if spec.workload.held_out else spec.workload.name}, values {spec.distribution}"
 
 

@@ -24,7 +24,8 @@ from .ruling import Ruling
 from .verdict import KernelAudit
 
 RECORD_ENTRY = "fasttrack_validation.judge.recorder.job:run"
-RECORD_LIMITS = Limits(wall_seconds=60)
+# Recording touches no tensor, but pools that need 64-bit offsets take address space.
+RECORD_LIMITS = Limits(wall_seconds=60, memory_bytes=64 << 30)
 COMPILE_LIMITS = Limits(wall_seconds=180)
 
 Audits = Mapping[tuple[str, str], KernelAudit]

@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from ..contracts.base import OpContract, TensorRole, Workload
+from ..contracts.base import Far, OpContract, TensorRole, Workload
 from ..tensors import torch_dtype
 from .arena import Arena, StrayWrite
 from .pack import KernelPack
@@ -26,6 +26,7 @@ class TrialSpec:
     poison: str = NOT_A_NUMBER
     order: str = "ascending"
     perturbed_row: int | None = None
+    far: Far | None = None
 
 
 @dataclass
@@ -52,8 +53,13 @@ class Executor(Protocol):
     def description(self) -> str:
         """What ran the plan, for the verdict."""
 
-    def execute(self, pack: KernelPack, arena: Arena, order: str) -> Mapping[str, object]:
-        """Runs every launch of `pack` on the arena's memory: {status, message, launches, seconds}."""
+    def execute(
+        self, pack: KernelPack, arena: Arena, order: str, shifts: Mapping[str, int]
+    ) -> Mapping[str, object]:
+        """Runs every launch of `pack` on the arena's memory: {status, message, launches, seconds}.
+
+        `shifts` lowers the addresses of the named buffers by so many bytes.
+        """
 
 
 def run_trial(
@@ -70,10 +76,11 @@ def run_trial(
             arena.put(name, _poison(tensor, spec) if tensor.role is TensorRole.OUTPUT else inputs[name])
         for name, data in prepared.items():
             arena.put_bytes(name, data)
+        shifts = _shift_pages(arena, spec.far, inputs) if spec.far else {}
         arena.seal()
         paged = [name for name in contract.produced if _is_paged(arena, name)]
         dense = {name: _dense_reading(arena, name) for name in paged}
-        outcome = executor.execute(pack, arena, spec.order)
+        outcome = executor.execute(pack, arena, spec.order, shifts)
         trial = Trial(
             spec, str(outcome["status"]), str(outcome.get("message", "")), inputs,
             launches=tuple(outcome.get("launches", ())), seconds=float(outcome.get("seconds", 0.0)),
@@ -88,6 +95,13 @@ def run_trial(
         return trial
     finally:
         arena.close()
+
+
+def _shift_pages(arena: Arena, far: Far, inputs: Mapping[str, torch.Tensor]) -> dict[str, int]:
+    """Raises the live page numbers in the arena; returns by how many bytes each pool's address goes down."""
+    pages = inputs[far.pages]
+    arena.put(far.pages, torch.where(pages > 0, pages + far.shift, pages))
+    return {name: far.shift * arena.specs[name].strides[0] * arena.specs[name].dtype.bytes for name in far.pools}
 
 
 def _poison(tensor, spec: TrialSpec) -> torch.Tensor:

@@ -30,7 +30,7 @@ def run(payload: dict, memory: list[mmap.mmap], scratch: pathlib.Path) -> dict:
     """Runs the launches of a pack, in order, on `memory[0]`.
 
     `payload` has `source` (KernelSource as a dict), `pack` (KernelPack as a dict), `buffers` (name -> offset and bytes
-    in memory[0], and whether it is writable) and `order` (ascending, descending, shuffled:<seed>), the order of the
+    in memory[0], whether it is writable, and by how many bytes its address is lowered) and `order` (ascending, descending, shuffled:<seed>), the order of the
     programs inside a launch: the result of an honest kernel does not depend on it.
 
     Returns `status` with `message`, `details`, `launches` (of each launch: programs that ran to their end,
@@ -131,7 +131,8 @@ def _arguments(launch: Launch, variant: KernelVariant, kernel, buffers: dict, ba
         if name in launch.arguments:
             argument = launch.arguments[name]
             if isinstance(argument, BufferArgument):
-                address = base + buffers[argument.buffer]["offset"] + argument.offset
+                place = buffers[argument.buffer]
+                address = (base + place["offset"] + argument.offset - place.get("shift", 0)) % 2**64
                 values[name] = execute.pointer(address, argument.dtype.value)
             else:
                 values[name] = execute.scalar(argument.value, argument.type)

@@ -5,7 +5,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ....errors import UserError
-from ...base import Comparison, Cost, OpContract, TensorSpec, Workload
+from ...base import Comparison, Cost, Far, OpContract, TensorSpec, Workload
 from ...policy import OpPolicy
 from ..architecture import Architecture, KdaShard
 from . import layout
@@ -130,6 +130,15 @@ class KdaDecode(OpContract):
             return lambda inputs, workload: variant(self.stages(workload), inputs, workload)
 
         return {description: bound(variant) for description, variant in VARIANTS.items()}
+
+    def far(self, workload: Workload) -> Far:
+        """Pages of the recurrent state past element 2^31, as a pool of eleven thousand requests has them at TP8."""
+        shift = 2**31 // workload.axes["state_page_stride"] + 1
+        axes = workload.axes | {"slots": workload.axes["slots"] + shift}
+        return Far(
+            workload=Workload(name=f"{workload.name}-far", axes=axes, held_out=True), shift=shift, pages="slots",
+            pools=("conv_state", "recurrent_state"),
+        )  # fmt: skip
 
     def localise(self, wrong: frozenset[str]) -> str | None:
         """What each tensor depends on: `out` on all; the recurrent state on all but q, g and o_norm."""
