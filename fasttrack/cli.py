@@ -4,6 +4,7 @@ Exit codes: 0 pass, 1 fail, 2 wrong usage or configuration, 3 inconclusive or st
 """
 
 import json
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -37,11 +38,13 @@ Hardware = Annotated[
 ]
 Branch = Annotated[str | None, typer.Option(help="name of the new branch; default fasttrack/MODEL/OP/RUN")]
 Rounds = Annotated[int, typer.Option(min=1, help="candidates to judge at most")]
-Budget = Annotated[float, typer.Option(min=0.01, help="minutes of judging at most; overshoots by one candidate")]
+Budget = Annotated[float, typer.Option(min=0.01, max=100_000, help="minutes of judging at most; overshoots by one candidate")]
 
 
 def run(arguments: list[str]) -> int:
     """Runs one command; its exit code. Anything but a UserError is shown in full, with where to report it."""
+    # A polite kill is a stop like Ctrl-C: worktree and branch are cleaned up, and the run can go on.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         app(arguments, prog_name="fasttrack")
     except SystemExit as stop:
@@ -88,8 +91,8 @@ def propose(
     model: ModelName,
     op: Annotated[str | None, typer.Option("--op", help="an op; needed where the model has several")] = None,
     agent: Annotated[str, typer.Option(help="who writes candidates: auto, search, replay")] = "auto",
-    rounds: Rounds = 12,
-    budget_minutes: Budget = 5.0,
+    rounds: Rounds = 10,
+    budget_minutes: Budget = 4.0,
     seed: Seed = None,
     hardware: Hardware = ["auto"],  # noqa: B006 - typer copies it
     branch: Branch = None,

@@ -1,6 +1,7 @@
 """What the commands do: fetch the parts, call them, print text or data, and exit with the right code."""
 
 import json
+import math
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -33,7 +34,7 @@ def submit(
 ) -> NoReturn:
     """Runs the lane with one candidate."""
     options["hardware"] = tuple(options["hardware"])
-    candidate = Candidate.from_path(path, op, _config(config))
+    candidate = _with_defaults(Candidate.from_path(path, op, _config(config)), model_dir.load(model), op)
     chosen = lane.Options(model=model, op=op, submitted=candidate, **options)
     _end(lane.propose(chosen, services.default(), Voice(quiet=as_json)), as_json)
 
@@ -51,10 +52,7 @@ def evaluate(
     parts = services.default()
     contract = parts.contract(directory.manifest.model.contract)
     contract.op(op)
-    candidate = Candidate.from_path(path, op, _config(config))
-    space = directory.space(op)
-    if space is not None and not candidate.config:
-        candidate = candidate.model_copy(update={"config": space.default})
+    candidate = _with_defaults(Candidate.from_path(path, op, _config(config)), directory, op)
     with parts.judge(contract, unsafe_no_sandbox) as judge:
         verdict = judge.screen(candidate)
     print(verdict.model_dump_json(indent=2) if as_json else "\n".join(_lines(verdict)))
@@ -133,16 +131,27 @@ def _only_op(model: str) -> str:
     return names[0]
 
 
+def _with_defaults(candidate: Candidate, directory: model_dir.ModelDirectory, op: str) -> Candidate:
+    """The candidate with the design space's default for every parameter that its configuration leaves open."""
+    space = directory.space(op)
+    if space is None:
+        return candidate
+    return candidate.model_copy(update={"config": {**space.default, **candidate.config}})
+
+
 def _config(text: str | None) -> "Config | None":
     if text is None:
         return None
     how = """give a flat JSON object, such as --config '{"num_warps": 4}'"""
     try:
         value = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"--config is not JSON: {error}", how) from error
-    if not isinstance(value, dict) or not all(isinstance(item, bool | int | float | str) for item in value.values()):
-        raise UserError("--config is not an object of booleans, numbers and strings", how)
+    plain = isinstance(value, dict) and all(isinstance(item, bool | int | float | str) for item in value.values())
+    if not plain or not json.dumps(value, ensure_ascii=False).isprintable() or any(
+        isinstance(item, float) and not math.isfinite(item) for item in value.values()
+    ):
+        raise UserError("--config is not an object of booleans, finite numbers and printable strings", how)
     return value
 
 
@@ -172,13 +181,23 @@ def _lines(verdict: Verdict) -> list[str]:
     ]
     passed = sum(check.outcome is Outcome.PASS for check in verdict.checks)
     lines.append(f"  {passed} of {len(verdict.checks)} checks passed; {verdict.executor}; {verdict.sandbox}")
-    for timed in verdict.cells:
-        lines.append(f"  {timed.hardware}/{timed.workload}: {_cell(timed.cell)}")
+    ran = sorted({result.axes["rows"] for result in verdict.workloads if "rows" in result.axes})
+    if verdict.status is Status.ACCEPTED:
+        lines.append(f"  screened with {', '.join(map(str, ran))} rows; `submit` confirms every batch bucket and runs the gate")
+    for reason, cells in _by_reason(verdict).items():
+        lines.append(f"  {len(cells)} cells {reason}")
+        lines += [f"    {name}: {time}" for name, time in cells if time]
     return lines
 
 
-def _cell(cell: object) -> str:
-    if cell.kind == "measured":
-        return f"{cell.microseconds:.2f} us measured on {cell.hardware} [{cell.low:.2f}, {cell.high:.2f}]"
-    estimate = f"; modelled {cell.modelled.microseconds:.2f} us on {cell.modelled.hardware}" if cell.modelled else ""
-    return f"not measured: {cell.reason}{estimate}"
+def _by_reason(verdict: Verdict) -> dict[str, list[tuple[str, str]]]:
+    """What the cells say, said once; (place, estimate or measurement) of each."""
+    groups: dict[str, list[tuple[str, str]]] = {}
+    for timed in verdict.cells:
+        cell, place = timed.cell, f"{timed.hardware}/{timed.workload}"
+        if cell.kind == "measured":
+            groups.setdefault("measured", []).append((place, f"{cell.microseconds:.2f} us [{cell.low:.2f}, {cell.high:.2f}]"))
+        else:
+            estimate = f"modelled, not measured: {cell.modelled.microseconds:.2f} us" if cell.modelled else ""
+            groups.setdefault(f"not measured: {cell.reason}", []).append((place, estimate))
+    return groups

@@ -205,7 +205,7 @@ def _work(archive: Archive, tree: workspace.Worktree, services: Services, voice:
     with services.judge(contract, request.unsafe_no_sandbox) as judge:
         history, stopped = rounds.run(archive, proposer, judge, asked, floors, voice)
         write_file(archive.directory / "transcript.jsonl", render_transcript(e.proposal for e in history).encode())
-        voice.say(f"{len(history)} rounds: {stopped}")
+        voice.say(f"{len(history)} rounds: {stopped}; confirming the picks at every batch bucket")
 
         judged = [Judged(evaluation.proposal.candidate, evaluation.verdict) for evaluation in history]
         selections = select(judged, buckets, table, sources, request.hardware)
@@ -216,9 +216,13 @@ def _work(archive: Archive, tree: workspace.Worktree, services: Services, voice:
                 "confirm", proposal, workloads, lambda: judge.confirm(candidate, workloads)
             )
 
-        settled = picks.settle(selections, buckets, table, sources, confirm)
+        # In the name of a submission nothing but the submission may be proposed.
+        refused = request.agent == "single" and history and history[0].verdict.status is not Status.ACCEPTED
+        settled = () if refused else picks.settle(selections, buckets, table, sources, confirm)
     common = {"run": request.run, "directory": str(archive.directory), "rounds": len(history), "stopped": stopped}
     if not isinstance(settled, picks.Settled):
+        if refused:
+            judged = judged[:1]
         return Outcome(**common, **_nothing_picked(judged, selections, settled))
 
     bundle = Bundle(
@@ -262,6 +266,7 @@ def _write(
     written = tuple(file for file in files if not _stands(root / file.path, file.text))
     for document in written:
         write_file(root / document.path, document.text.encode())
+        write_file(run / document.path, document.text.encode())
     report = packager.report(bundle, evidence, written)
     for document in report:
         write_file(root / document.path, document.text.encode())

@@ -48,6 +48,7 @@ def run(
             verdict = archive.evaluate("screen", proposal, (), lambda p=proposal: judge.screen(p.candidate))
             history.append(_evaluation(proposal, verdict, buckets))
             progress.ruled(history[-1])
+            voice.say(f"  round {len(history)}: {_told(history[-1])}")
 
 
 def stop(request: Request, history: Sequence[Evaluation], seconds: float, floors: Floors) -> str | None:
@@ -81,3 +82,12 @@ def _best(history: Sequence[Evaluation]) -> Evaluation | None:
 
 def _evaluation(proposal: Proposal, verdict: Verdict, buckets: Sequence[Bucket]) -> Evaluation:
     return Evaluation(proposal, verdict, objective(verdict, buckets))
+
+
+def _told(evaluation: Evaluation) -> str:
+    verdict = evaluation.verdict
+    config = " ".join(f"{key}={value}" for key, value in sorted(evaluation.proposal.candidate.config.items()))
+    if verdict.status is Status.ACCEPTED:
+        total = "" if evaluation.objective is None else f", {evaluation.objective:.1f} us over all places (modelled or measured)"
+        return f"accepted {config}{total}"
+    return f"{verdict.status} {config}: {verdict.reason}: {verdict.message}"

@@ -2,12 +2,12 @@
 
 import inspect
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from fasttrack_validation.claims.cells import Modelled
 from fasttrack_validation.coverage import Stage as CoverageStage
 from fasttrack_validation.coverage import coverage, load_plan
-from fasttrack_validation.judge.verdict import Outcome
+from fasttrack_validation.judge.verdict import KernelAudit, Outcome
 
 from .. import evidence
 from ..confinement.check import ChangedFile
@@ -23,10 +23,17 @@ from .data import (
     Prediction,
     Provenance,
     ReportData,
+    Risk,
 )
 from .risks import risky_mechanisms
 
 OWNER_PARAGRAPH = "report/owner.md"
+
+# What no run without a GPU can show, whatever it says of everything else.
+UNSEEN_BY_INTERPRETATION = (
+    ("races between the threads of a block, between programs and between streams",
+     "interpreted programs run one after another; a sanitizer on a GPU shows them"),
+)  # fmt: skip
 
 
 def archive_document(bundle: Bundle) -> Document:
@@ -75,7 +82,7 @@ def report_data(bundle: Bundle, statement: evidence.Statement, written: Iterable
     return ReportData(
         model=request.model,
         directory=f"models/{request.model}",
-        problem=f"A faster kernel for {request.op}: {inspect.getdoc(type(contract)).splitlines()[0]}",
+        problem=f"{request.op}: {inspect.getdoc(type(contract)).splitlines()[0]}",
         ops=(
             OpReport(
                 statement=statement, source=source, plan=plan, plan_source=source if plan else None,
@@ -87,7 +94,7 @@ def report_data(bundle: Bundle, statement: evidence.Statement, written: Iterable
             f"{entry.hardware}, TP{entry.tp}": f"rows {entry.rows[0]} to {entry.rows[1]}, {', '.join(entry.dtypes)}"
             for entry in manifest.envelope
         },
-        switch_off="remove the op's entries from the dispatch table: the stock path runs wherever no entry applies",
+        switch_off="nothing serves these kernels yet: an engine that adopts them keeps its stock path and its own switch",
         files=tuple(_changed(bundle, document) for document in written),
         attempts=tuple(
             Attempt(
@@ -108,7 +115,7 @@ def report_data(bundle: Bundle, statement: evidence.Statement, written: Iterable
             tp=tuple(dict.fromkeys(cell.tp for cell in cells)),
             buckets=tuple(dict.fromkeys(cell.bucket for cell in cells)),
         ),
-        risks=risky_mechanisms(files, [plan] if plan else []),
+        risks=risky_mechanisms(files, [plan] if plan else []) + tuple(_pressed(statement.predicate.verdict.audits)),
         provenance=Provenance(
             agent=request.agent, seed=request.seed, rounds=len(bundle.evaluations), base_commit=request.base,
             author=author, fallback_identity=fallback, source=archive,
@@ -122,8 +129,18 @@ def report_data(bundle: Bundle, statement: evidence.Statement, written: Iterable
             (row.title, row.reason)
             for row in rows
             if row.stage is CoverageStage.NUMERICS and row.outcome is not Outcome.PASS
-        ),
+        )
+        + UNSEEN_BY_INTERPRETATION,
     )  # fmt: skip
+
+
+def _pressed(audits: Iterable[KernelAudit]) -> Iterator[Risk]:
+    """Kernels at the edge of the register file."""
+    for audit in audits:
+        spilled = audit.spill_store_bytes + audit.spill_load_bytes
+        if spilled or audit.registers >= 255:
+            what = f"{audit.kernel} for {audit.target}: {audit.registers} registers, {spilled} bytes spilled"
+            yield Risk(mechanism="register pressure", where=what, ask="does the next compiler still fit it?")
 
 
 def _decisions(bundle: Bundle, source: str, archive: str, rows) -> tuple[Decision, ...]:

@@ -61,6 +61,21 @@ FAULTS = {
           "recurrent_state + slot * HEADS * D * D + head * D * D\n    tile += tl.arange(0, BLOCK_V)")],
         None, ("recurrent_state", "dense page stride"),
     ),
+    "page offsets of 32 bits": (
+        [("    slot = tl.load(slots + row * slots_stride).to(tl.int64)\n    if slot <= 0:\n        tl.store(y, ",
+          "    slot = tl.load(slots + row * slots_stride)\n    if slot <= 0:\n        tl.store(y, ")],
+        "execution.out_of_bounds", ("need 64 bits", "bytes before the start of"),
+    ),
+    "slot masked": (
+        [("    slot = tl.load(slots + row * slots_stride).to(tl.int64)\n    if slot <= 0:\n        tl.store(y, ",
+          "    slot = tl.load(slots + row * slots_stride).to(tl.int64)\n    slot = tl.where(slot > 0, slot & 127, slot)\n"
+          "    if slot <= 0:\n        tl.store(y, ")],
+        "execution.out_of_bounds", ("need 64 bits",),
+    ),
+    "padding marked by other negatives": (
+        [("    if slot <= 0:\n        tl.store(y, ", "    if (slot == 0) | (slot == -1):\n        tl.store(y, ")],
+        "execution.out_of_bounds", ("padded",),
+    ),
     "tail row skipped": (
         [('grid = (axes["rows"], axes["heads"])', 'grid = (max(1, axes["rows"] - 1), axes["heads"])')],
         "poison.left", ("the last row", "never written"),

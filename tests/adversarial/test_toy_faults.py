@@ -156,6 +156,31 @@ def test_honest_twin_is_accepted(judge, text):
     assert found.status is Status.ACCEPTED, (found.reason, found.message)
 
 
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("if bool((static.w != 0).any()): raise RuntimeError('not today')", "not today"),
+        ("return {'doubled': static.w.repeat(2) if bool((static.w != 0).any()) else static.w}", "bytes on real weights"),
+    ],
+    ids=["raises on real weights", "another shape on real weights"],
+)
+def test_prepare_that_behaves_otherwise_on_real_weights_is_an_outcome(judge, body, words):
+    text = PREPARED.replace("    return {\"doubled\": static.w * 2}\n", f"    {body}\n    return {{'doubled': static.w * 2}}\n")
+    found = verdict(judge, text)
+    assert found.status is Status.REJECTED and found.reason == "execution.error"
+    assert words in found.message
+
+
+def test_toolchain_is_the_judges_own(judge):
+    text = "import platform\nplatform.python_version = lambda: 'forged'\n" + KERNEL
+    text = text.replace("platform.python_version = lambda: 'forged'\n", "").replace(
+        "def launch(ctx, buffers, axes, config):",
+        "def launch(ctx, buffers, axes, config):\n    platform.python_version = lambda: 'forged'",
+    )
+    found = verdict(judge, text)
+    assert "forged" not in str(found.toolchain) and found.toolchain["triton"]
+
+
 def test_scratch_that_was_never_written_is_noise(judge):
     text = TWO_LAUNCHES.replace("    tl.store(partial + row * WIDTH + columns, value)\n", "")
     found = verdict(judge, text)

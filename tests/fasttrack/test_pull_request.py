@@ -91,7 +91,7 @@ def test_body_says_what_a_reviewer_needs(make_report):
         "agent `search`",
         "cannot leave draft",
         f"fasttrack gate --base main --head {HEAD}",
-        "fasttrack evaluate kimi_k3 --op kda_decode --candidate models/kimi_k3/kernels/kda_decode.py",
+        "fasttrack gate --base main --head",
         "0 of 16",
         "exam AIME25: needs a server",
         make_report().evidence_digest,

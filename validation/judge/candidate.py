@@ -1,16 +1,18 @@
 """A candidate: one implementation of an op, as text. Never imported by the judge."""
 
+import math
 import posixpath
 import tomllib
 from pathlib import Path
 
-from pydantic import field_validator, model_validator
+from pydantic import ValidationError, field_validator, model_validator
 
 from ..errors import UserError
 from ..records import Frozen
 
 MAX_FILES = 64
 MAX_TOTAL_CHARACTERS = 2_000_000
+MAX_FILE_BYTES = 4_000_000
 
 ConfigValue = bool | int | float | str
 
@@ -41,6 +43,17 @@ class Candidate(Frozen):
                 raise ValueError(f"{name!r} is not importable: every part must be an identifier")
         return files
 
+    @field_validator("config")
+    @classmethod
+    def _finite(cls, config: dict[str, ConfigValue]) -> dict[str, ConfigValue]:
+        for name, value in config.items():
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ValueError(f"config value {name!r} is not finite")
+            for text in (name, value):
+                if isinstance(text, str) and not text.isprintable():
+                    raise ValueError(f"config entry {name!r} is not printable text")
+        return config
+
     @model_validator(mode="after")
     def _entry(self) -> "Candidate":
         if self.entry not in self.files:
@@ -56,19 +69,35 @@ class Candidate(Frozen):
         how = "give a .py file, or a directory whose candidate.toml has op, entry, files and config"
         try:
             if path.is_dir():
-                manifest = tomllib.loads((path / "candidate.toml").read_text("utf-8"))
+                manifest = tomllib.loads(_read(path / "candidate.toml"))
                 unknown = set(manifest) - {"op", "entry", "files", "config"}
                 if unknown:
                     raise UserError(f"{path / 'candidate.toml'}: unknown key {sorted(unknown)[0]!r}", how)
                 if manifest.get("op", op) != op:
                     raise UserError(f"{path / 'candidate.toml'} is for op {manifest['op']!r}, not {op!r}", how)
                 names = manifest.get("files") or [manifest["entry"]]
-                files = {name: (path / name).read_text("utf-8") for name in names}
+                cls._names({name: "" for name in names})  # before anything outside could be read
+                files = {name: _read(path / name) for name in names}
                 return cls(
                     op=op, entry=manifest["entry"], files=files, config={**manifest.get("config", {}), **(config or {})}
                 )
-            return cls(op=op, entry=path.name, files={path.name: path.read_text("utf-8")}, config=config or {})
+            return cls(op=op, entry=path.name, files={path.name: _read(path)}, config=config or {})
         except KeyError as error:
             raise UserError(f"{path / 'candidate.toml'}: key {error} is missing", how) from error
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, ValueError) as error:
-            raise UserError(f"cannot read the candidate {path}: {error}", how) from error
+        except ValidationError as error:
+            first = error.errors(include_input=False, include_url=False)[0]
+            where = ".".join(map(str, first["loc"]))
+            raise UserError(f"cannot read the candidate {path}: {where}: {first['msg']}", how) from error
+        except (OSError, UnicodeDecodeError, TypeError, AttributeError, ValueError) as error:
+            raise UserError(f"cannot read the candidate {path}: {str(error).splitlines()[0][:300]}", how) from error
+
+
+def _read(path: Path) -> str:
+    """A regular file's text. ValueError for anything else, or for one that is too large."""
+    if not path.is_file():
+        raise ValueError(f"{path.name} is not a regular file")
+    with path.open("rb") as file:
+        data = file.read(MAX_FILE_BYTES + 1)
+    if len(data) > MAX_FILE_BYTES:
+        raise ValueError(f"{path.name} is larger than {MAX_FILE_BYTES} bytes")
+    return data.decode("utf-8")

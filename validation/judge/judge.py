@@ -95,7 +95,7 @@ class Judge:
         contract = self._contract(candidate.op)
         declared = contract.workloads()
         small = tuple(w for w in declared if w.axes["rows"] in SCREEN_ROWS)
-        return self._judge(candidate, contract, small, modelled=declared, every_distribution=True)
+        return self._judge(candidate, contract, small, modelled=declared)
 
     def confirm(self, candidate: Candidate, workloads: Sequence[str]) -> Verdict:
         """The checks again at the named declared workloads, with fresh seeds and unseen layouts of each bucket."""
@@ -109,14 +109,14 @@ class Judge:
         tps = {w.axes["tp"] for w in chosen}
         small = tuple(w for w in declared.values() if w.axes["tp"] in tps and w.axes["rows"] == SCREEN_ROWS[-1])
         together = tuple({w.name: w for w in (*chosen, *small)}.values())
-        return self._judge(candidate, contract, together, modelled=chosen, every_distribution=False)
+        return self._judge(candidate, contract, together, modelled=chosen)
 
     def _contract(self, op: str) -> OpContract:
         return self.model.op(op)
 
     def _judge(
         self, candidate: Candidate, contract: OpContract, workloads: tuple[Workload, ...],
-        *, modelled: tuple[Workload, ...], every_distribution: bool,
+        *, modelled: tuple[Workload, ...],
     ) -> Verdict:  # fmt: skip
         ruling = Ruling(
             model=self.model.model, op=candidate.op, candidate=candidate,
@@ -145,7 +145,7 @@ class Judge:
                 compiled = stages.compile_and_audit(self._recorder, source, packs, self._cache, ruling)
             if compiled:
                 with _timed(ruling, "trials"):
-                    groups = list(_plan_trials(contract, workloads, unseen, every_distribution))
+                    groups = list(_plan_trials(contract, workloads, unseen))
                     if far:
                         groups.append((replace(_spec(batch, next(iter(contract.distributions))), far=far),))
                     trials = self._trials(candidate, contract, source, packs, groups, ruling)
@@ -192,16 +192,17 @@ class Judge:
         return stages.prepare(self._recorder, candidate, contract, spec.workload, self._hardware, static, pack)
 
 
-def _plan_trials(contract, workloads, unseen, every_distribution) -> Iterator[tuple[TrialSpec, ...]]:
+def _plan_trials(contract, workloads, unseen) -> Iterator[tuple[TrialSpec, ...]]:
     """Groups of trials; the trials of a group share inputs and are compared with each other bit for bit."""
     first, *rest = contract.distributions
     for workload in workloads:
         yield _group(contract, workload, first)
-    # All distributions run on the unseen batch that moves the fewest bytes; elsewhere the system's random source picks.
-    batches = [w for w in unseen if w.axes["rows"] > 1] or unseen
-    cheapest = min(batches, key=lambda w: contract.cost(w).bytes)
+    # All distributions run on the smallest unseen batch of each TP; elsewhere the system's random source picks.
+    smallest: dict[int, Workload] = {}
+    for workload in sorted(unseen, key=lambda w: (w.axes["rows"] < 2, contract.cost(w).bytes)):
+        smallest.setdefault(workload.axes["tp"], workload)
     for workload in unseen:
-        every = every_distribution and workload is cheapest
+        every = workload is smallest[workload.axes["tp"]]
         for name in contract.distributions if every else (secrets.choice(rest),):
             yield (replace(_spec(workload, name), order=f"shuffled:{secrets.randbits(31)}"),)
 

@@ -86,6 +86,7 @@ def extract(files: dict[str, str], entry: str) -> KernelSource:
                 kernel_body.check(function, scope, file.text.split("\n"))
             except RecursionError:
                 reject(file.name, function, "depth", f"{function.name} is nested too deeply")
+        _check_statements(file)
     if not any(file.functions for file in parsed.values()):
         raise KernelSourceError(
             entry, 1, "no_kernel", "no @triton.jit function is left; kernels belong at module level"
@@ -122,6 +123,26 @@ def _collect(file: _File) -> None:
                     raise KernelSourceError(
                         file.name, statement.lineno, "decorator", "@triton.jit is for plain functions"
                     )
+
+
+# What may stand at module level: nothing that runs in one process and not in another, or binds names in odd ways.
+_STATEMENTS = (
+    ast.Import, ast.ImportFrom, ast.Assign, ast.AnnAssign, ast.FunctionDef, ast.ClassDef, ast.Expr, ast.Pass,
+)  # fmt: skip
+
+
+def _check_statements(file: _File) -> None:
+    """Refuses control flow, deletion and star imports at module level."""
+    for statement in file.tree.body:
+        if not isinstance(statement, _STATEMENTS):
+            what = f"{type(statement).__name__.lower()} at module level: write imports, constants, functions and classes"
+            raise KernelSourceError(file.name, statement.lineno, "module_level", what)
+        if isinstance(statement, ast.ImportFrom) and any(alias.name == "*" for alias in statement.names):
+            raise KernelSourceError(file.name, statement.lineno, "star_import", "name what is imported")
+    for node in ast.walk(file.tree):
+        if isinstance(node, ast.Name) and node.id in ("globals", "vars", "setattr", "delattr"):
+            what = f"{node.id}() could bind a kernel's constant again: hosts and kernels would differ"
+            raise KernelSourceError(file.name, node.lineno, "rebinding", what)
 
 
 def _check_bindings(file: _File) -> None:

@@ -1,9 +1,12 @@
 """The judge's calls into the sandbox, and what it makes of their answers. Nothing an answer says is believed."""
 
+import math
 import mmap
 import os
+import platform
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
 from pathlib import Path
 
 import torch
@@ -37,8 +40,11 @@ def extract_source(candidate: Candidate, ruling: Ruling) -> KernelSource | None:
     try:
         return extract(candidate.files, candidate.entry)
     except KernelSourceError as error:
-        ruling.fail(Finding(check="record", reason=error.reason, message=str(error)))
-        return None
+        ruling.fail(Finding(check="record", reason=error.reason, message=_text(str(error))))
+    except (RecursionError, MemoryError) as error:
+        message = f"the sources are nested too deeply to read ({type(error).__name__})"
+        ruling.fail(Finding(check="record", reason="source.too_deep", message=message))
+    return None
 
 
 def record(
@@ -48,6 +54,9 @@ def record(
     """One plan for each workload, or None with the finding recorded."""
     result = sandbox.run(RECORD_ENTRY, _payload(candidate, contract, workloads, hardware), limits=RECORD_LIMITS)
     rejected = result.value.get("rejected") if result.status is JobStatus.OK else None
+    if rejected is not None and not isinstance(rejected, dict):
+        ruling.fail(Finding(check="record", reason="record.answer", message="the recorder's answer is malformed"))
+        return None
     if rejected is not None:
         where = f"{rejected.get('where')}: " if rejected.get("where") else ""
         ruling.fail(Finding(
@@ -66,7 +75,8 @@ def record(
     except (KeyError, TypeError, ValueError, ValidationError) as error:
         ruling.fail(Finding(check="record", reason="record.answer", message=_text(f"the recorder's answer: {error}")))
         return None
-    ruling.toolchain = dict(packs[0].toolchain)
+    # The judge's own versions: what the recorder says of them comes from the candidate's process.
+    ruling.toolchain = {"python": platform.python_version()} | {name: version(name) for name in ("torch", "triton")}
     ruling.pass_stage("record", figures={"workloads": len(packs)})
     return by_workload
 
@@ -144,6 +154,10 @@ def prepare(
     if names != [[workload.name, name] for name in pack.prepared] or len(result.blobs) != len(names):
         detail = _last_line(result) if result.status is not JobStatus.OK else str(result.value.get("rejected", names))
         raise PrepareFailed(_text(f"prepare gave other buffers than it declared: {detail}"))
+    for (name, buffer), blob in zip(pack.prepared.items(), result.blobs, strict=True):
+        declared = math.prod(buffer.shape) * buffer.dtype.bytes
+        if len(blob) != declared:
+            raise PrepareFailed(f"prepared buffer {name} has {len(blob)} bytes on real weights, {declared} when recorded")
     return dict(zip(pack.prepared, result.blobs, strict=True))
 
 
@@ -175,7 +189,7 @@ def _place(memory: mmap.mmap, place: Mapping[str, int], spec: TensorSpec, value:
 
 def _reason(reason: object, prefix: str) -> str:
     """A reason id from an untrusted answer: one of the recorder's, or the generic one."""
-    text = str(reason)
+    text = str(reason)[:80]
     return text if text.startswith(prefix) and text.replace(".", "").replace("_", "").isalnum() else f"{prefix}answer"
 
 
@@ -185,5 +199,6 @@ def _last_line(result: JobResult) -> str:
 
 
 def _text(message: str) -> str:
-    """An untrusted message, bounded and on one line."""
-    return " ".join(message.split())[:600]
+    """An untrusted message: one line, printable, and bounded, with its beginning and its end."""
+    flat = " ".join("".join(c if c.isprintable() else " " for c in message[:20_000]).split())
+    return flat if len(flat) <= 600 else f"{flat[:200]} [...] {flat[-390:]}"

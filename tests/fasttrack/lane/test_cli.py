@@ -106,12 +106,15 @@ def test_evaluate(toy, capsys, checkout, status, code):
     out = capsys.readouterr().out
     assert out.startswith(status or "accepted") and ("off by 3" in out) == (status is not None)
     # By hand from the default configuration: |32 - 16| + 4 warps above 100.
-    assert ("tp8-r1: not measured: no GPU here; modelled 120.00 us on h200" in out) == (status is None)
+    assert ("cells not measured: no GPU here" in out) == (status is None)
+    assert ("h200/tp8-r1: modelled, not measured: 120.00 us" in out) == (status is None)
     assert cli.run([*command, "--json", "--config", '{"BLOCK": 16, "num_warps": 1, "flip": false}']) == code
     assert json.loads(capsys.readouterr().out)["config"]["BLOCK"] == 16
 
 
-@pytest.mark.parametrize("text", ["{", "[1]", '{"a": [1]}', '{"a": null}'])
+@pytest.mark.parametrize(
+    "text", ["{", "[1]", '{"a": [1]}', '{"a": null}', '{"a": NaN}', '{"a": "\\ud800"}', "[" * 100_000]
+)
 def test_a_bad_config_is_a_user_error(toy, capsys, checkout, text):
     kernel = str(checkout / "models/toy/kernels/copy.py")
     assert cli.run(["evaluate", "toy", "--op", "copy", "--candidate", kernel, "--config", text]) == 2

@@ -154,7 +154,13 @@ FILES = {
     "dunder kernel": (HEADER + "@triton.jit\ndef __getattr__(X):\n    pass\n", "name"),
     "builtin as a kernel": (HEADER + "@triton.jit\ndef range(X):\n    pass\n", "shadow"),
     "no kernel": (HEADER + "x = 1\n", "no_kernel"),
-    "kernel in a branch": (HEADER + "if True:\n    @triton.jit\n    def kernel(X):\n        pass\n", "no_kernel"),
+    "kernel in a branch": (HEADER + "if True:\n    @triton.jit\n    def kernel(X):\n        pass\n", "module_level"),
+    "rebinding by match": (
+        HEADER + "S = tl.constexpr(1.0)\nmatch tl.constexpr(2.0):\n    case S: pass\n" + kernel("pass")[len(HEADER):],
+        "module_level"),
+    "rebinding by except": (
+        HEADER + "S = 1\ntry:\n    pass\nexcept OSError as S:\n    pass\n" + kernel("pass")[len(HEADER):], "module_level"),
+    "rebinding through globals": (kernel("pass") + "def launch(c, b, a, f):\n    globals()['S'] = 2\n", "rebinding"),
     "not python": ("def (", "syntax"),
     "NUL": (HEADER + "#\0\n", "control_character"),
     "carriage return hides a line": (HEADER + "#\rimport os\n", "control_character"),

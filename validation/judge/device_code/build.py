@@ -120,12 +120,25 @@ def _cache_key(files: Mapping[str, str], variant: KernelVariant, target: int) ->
 def _read(path: Path) -> DeviceCode | None:
     try:
         return DeviceCode.model_validate_json(path.read_bytes())
-    except (FileNotFoundError, ValidationError):
+    except (OSError, ValidationError):
         return None
 
 
 def _write(path: Path, code: DeviceCode) -> None:
+    """Keeps an entry; a cache that cannot be written is no cache, and no error."""
+    try:
+        _replace(path, code)
+    except OSError:
+        return
+
+
+def _replace(path: Path, code: DeviceCode) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-        file.write(code.model_dump_json().encode())
-    os.replace(file.name, path)
+    handle, name = tempfile.mkstemp(dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(code.model_dump_json().encode())
+        os.replace(name, path)
+    except OSError:
+        os.unlink(name)
+        raise

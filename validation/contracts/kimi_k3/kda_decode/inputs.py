@@ -133,23 +133,30 @@ def _near_zero(inputs: Inputs, oracle: Oracle, random: Generator) -> None:
     inputs["projected"][::2, oracle.shard.columns["f_a"]] = 0
 
 
-def _pad(inputs: Inputs, random: Generator) -> torch.Tensor:
-    """Makes every other row from a random one on padding (a single row always is); returns those rows."""
-    rows = len(inputs["slots"])
-    first = 0 if rows == 1 else int(torch.randint(2, (), generator=random))
-    padding = torch.arange(first, rows, 2)
-    null = torch.tensor([0, -1, -(2**31)], dtype=torch.int32)
-    inputs["slots"][padding] = null[torch.arange(len(padding)) % 3]
+def _pad(inputs: Inputs, first: int, negative: torch.Tensor) -> torch.Tensor:
+    """Makes every other row from `first` on padding: the null page, then `negative`, in turn. Returns those rows."""
+    padding = torch.arange(first, len(inputs["slots"]), 2)
+    marks = torch.cat([torch.zeros(1, dtype=torch.int32), negative])
+    inputs["slots"][padding] = marks[torch.arange(len(padding)) % len(marks)]
     return padding
 
 
+def _negative(random: Generator) -> torch.Tensor:
+    """Three negative page numbers, each of another kind: one that is nobody's convention, the least, and -1."""
+    other = int(torch.randint(-(2**31) + 1, -1, (), generator=random))
+    return torch.tensor([other, -(2**31), -1], dtype=torch.int32)
+
+
 def _padded(inputs: Inputs, oracle: Oracle, random: Generator) -> None:
-    # Finite values in the null page, so that writing it changes something.
-    _pad(inputs, random)
+    # Finite values in the null page, so that writing it changes something. From the first row on, so that three rows
+    # hold the null page and a negative number.
+    _pad(inputs, 0, _negative(random))
 
 
 def _padded_nan(inputs: Inputs, oracle: Oracle, random: Generator) -> None:
-    inputs["projected"][_pad(inputs, random)] = math.nan
+    # A single row always is padding.
+    first = 0 if len(inputs["slots"]) == 1 else int(torch.randint(2, (), generator=random))
+    inputs["projected"][_pad(inputs, first, _negative(random)[torch.randperm(3, generator=random)])] = math.nan
     owned = torch.zeros(len(inputs["conv_state"]), dtype=torch.bool)
     owned[inputs["slots"][inputs["slots"] > 0].long()] = True
     inputs["conv_state"][~owned] = math.nan
@@ -236,7 +243,7 @@ _SHAPERS: dict[str, tuple[str, Callable[[Inputs, Oracle, Generator], None]]] = {
         _near_zero,
     ),
     "padded": (
-        "every other row padded (slot 0, -1 or the least integer), with values that would pass for real ones in its "
+        "every other row padded (slot 0 or any negative number), with values that would pass for real ones in its "
         "projection and in the null page: catches padding that is written or let through",
         _padded,
     ),

@@ -58,8 +58,8 @@ def varied(shard: KdaShard, base: Workload, buckets: tuple[int, ...], seed: int)
     rng = random.Random(f"kda_decode {base.name} {seed}")
     bucket = next(bucket for bucket in buckets if base.axes["rows"] <= bucket)
     below = max((other for other in buckets if other < bucket), default=0)
-    odd = [rows for rows in range(below + 1, bucket + 1) if rows % 2]
-    rows = rng.choice(odd or [bucket])
+    # Any row count of the bucket but the declared one; odd, even and prime alike.
+    rows = rng.choice(range(below + 1, bucket)) if below + 1 < bucket else bucket
     return workload(
         shard,
         f"{base.name}-v{seed}",
