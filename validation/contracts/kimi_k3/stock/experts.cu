@@ -1,0 +1,280 @@
+// Routed MXFP4 experts of one rank, W4A16: choose, group, first projection with SiTU, second projection, weighted sum.
+//
+// Constants from the host: EXPERTS, TOP_K, LATENT, INTER (local channels), FIRST_WARPS (k is split over that many),
+// SECOND_WARPS (rows are), and the chunk counts that follow. Weights lie as `packing.py` describes: one 16-byte load of
+// a lane is four 16 x 16 fragments (64 columns of k), weights being the first operand of mma.m16n8k16, so that one to
+// eight tokens of an expert cost the same. A unit is an expert with up to eight of its tokens; -1 ends a list.
+//
+// E2M1 becomes bfloat16 by moving bits: exponent and mantissa land on the lowest exponent bits, which reads as the value
+// times 2^-126. Activations therefore come in times 2^96 (exact: they stay far below 2^31), and sums leave times 2^30.
+// Rounded to bfloat16: gate, up, the activation, each expert's output, the weighted sum. All sums are float32.
+
+typedef unsigned int u32;
+typedef unsigned short u16;
+
+#define GROUP_TOKENS 8
+#define FIRST_CHUNKS ((LATENT + 63) / 64)
+#define SECOND_CHUNKS ((INTER + 63) / 64)
+#define INTER_STRIDE (SECOND_CHUNKS * 64)
+#define FIRST_BLOCKS (INTER / 8)
+#define SECOND_BLOCKS (LATENT / 16)
+
+__device__ __forceinline__ float widen(u16 bits) { return __uint_as_float((u32)bits << 16); }
+
+__device__ __forceinline__ u16 narrow(float value) {
+  u16 bits;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+  return bits;
+}
+
+__device__ __forceinline__ float rounded(float value) { return widen(narrow(value)); }
+
+__device__ __forceinline__ uint4 stream_load(const uint4* address) {
+  uint4 v;  // Read once: past L1, and whole 256-byte lines into L2.
+  asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(address));
+  return v;
+}
+
+__device__ __forceinline__ void mma(float (&sum)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+               : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+               : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+// sum += 16 rows of weights times eight tokens over CHUNKS * 64 columns, scaled by 2^-30; DEPTH loads are in flight.
+// `weights` and `scales` point at this lane's first fragment and row; `token` at the same column of this lane's token,
+// null where there is none. Lane l holds rows l / 4 and l / 4 + 8 of tokens 2 (l % 4) and 2 (l % 4) + 1.
+template <int CHUNKS, int DEPTH>
+__device__ __forceinline__ void accumulate(const uint4* weights, const u32* scales, const u16* token, float (&sum)[4]) {
+  static_assert(CHUNKS % DEPTH == 0, "");
+#pragma unroll 1
+  for (int begin = 0; begin < CHUNKS; begin += DEPTH) {
+    uint4 fragments[DEPTH];
+    u32 exponents[DEPTH];
+#pragma unroll
+    for (int d = 0; d < DEPTH; d++) fragments[d] = stream_load(weights + (begin + d) * 32);
+#pragma unroll
+    for (int d = 0; d < DEPTH; d++) exponents[d] = __ldg(scales + begin + d);
+#pragma unroll
+    for (int d = 0; d < DEPTH; d++) {
+      const u32 words[4] = {fragments[d].x, fragments[d].y, fragments[d].z, fragments[d].w};
+#pragma unroll
+      for (int group = 0; group < 2; group++) {
+        uint4 x = make_uint4(0, 0, 0, 0);
+        if (token) x = *(const uint4*)(token + (begin + d) * 64 + group * 32);
+        float part[4] = {0, 0, 0, 0};
+#pragma unroll
+        for (int step = 0; step < 2; step++) {
+          const u32 v = words[group * 2 + step];
+          mma(part, v & 0x81C081C0u, (v << 3) & 0x81C081C0u, (v << 6) & 0x81C081C0u,
+              ((v << 1) & 0x80008000u) | ((v >> 5) & 0x01000100u) | ((v >> 4) & 0x00C000C0u),
+              step ? x.z : x.x, step ? x.w : x.y);
+        }
+        // An E8M0 byte is a float's exponent field, save for 0, which is 2^-127.
+        const float low = __uint_as_float(max(((exponents[d] >> (16 * group)) & 255u) << 23, 0x00400000u));
+        const float high = __uint_as_float(max(((exponents[d] >> (16 * group + 8)) & 255u) << 23, 0x00400000u));
+        sum[0] = fmaf(part[0], low, sum[0]);
+        sum[1] = fmaf(part[1], low, sum[1]);
+        sum[2] = fmaf(part[2], high, sum[2]);
+        sum[3] = fmaf(part[3], high, sum[3]);
+      }
+    }
+  }
+}
+
+// Order of the MMA's four A registers: rows l / 4 and l / 4 + 8 of the first column pair, then of the second.
+
+__device__ __forceinline__ float situ(float gate, float up) {
+  return SITU_BETA * tanhf(gate / SITU_BETA) / (1.f + expf(-gate)) * (SITU_LINEAR_BETA * tanhf(up / SITU_LINEAR_BETA));
+}
+
+// latent [rows, LATENT] bf16 times 2^96 -> activated [pairs, INTER_STRIDE] bf16 times 2^96. grid (FIRST_BLOCKS, units).
+// A row block is eight gate rows over their eight up rows.
+extern "C" __global__ void __launch_bounds__(32 * FIRST_WARPS)
+first(const uint4* weights, const u32* scales, const u16* latent, const int* unit_expert, const int* unit_pairs,
+      int max_units, u16* activated) {
+  constexpr int chunks = FIRST_CHUNKS / FIRST_WARPS;
+  __shared__ float partial[FIRST_WARPS][16][GROUP_TOKENS];
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+  for (int unit = blockIdx.y; unit < max_units; unit += gridDim.y) {
+    const int expert = __ldg(unit_expert + unit);
+    if (expert < 0) return;
+    const int pair = __ldg(unit_pairs + unit * GROUP_TOKENS + (lane >> 2));
+    const size_t block = (size_t)expert * FIRST_BLOCKS + blockIdx.x;
+    const int begin = warp * chunks;
+    float sum[4] = {0, 0, 0, 0};
+    accumulate<chunks, FIRST_DEPTH>(
+        weights + (block * FIRST_CHUNKS + begin) * 32 + lane, scales + (block * 8 + (lane >> 2)) * FIRST_CHUNKS + begin,
+        pair < 0 ? nullptr : latent + (size_t)(pair / TOP_K) * LATENT + begin * 64 + (lane & 3) * 8, sum);
+    const int row = lane >> 2, token = (lane & 3) * 2;
+    partial[warp][row][token] = sum[0];
+    partial[warp][row][token + 1] = sum[1];
+    partial[warp][row + 8][token] = sum[2];
+    partial[warp][row + 8][token + 1] = sum[3];
+    __syncthreads();
+    for (int i = threadIdx.x; i < 8 * GROUP_TOKENS; i += 32 * FIRST_WARPS) {
+      const int token = i >> 3, channel = i & 7;
+      const int pair = __ldg(unit_pairs + unit * GROUP_TOKENS + token);
+      float gate = 0, up = 0;
+#pragma unroll
+      for (int w = 0; w < FIRST_WARPS; w++) {
+        gate += partial[w][channel][token];
+        up += partial[w][channel + 8][token];
+      }
+      if (pair >= 0)
+        activated[(size_t)pair * INTER_STRIDE + blockIdx.x * 8 + channel] =
+            narrow(rounded(situ(rounded(gate * 0x1p30f), rounded(up * 0x1p30f))) * 0x1p96f);
+    }
+    __syncthreads();
+  }
+}
+
+// activated -> outputs [pairs, LATENT] bf16. grid (ceil(SECOND_BLOCKS / SECOND_WARPS), units); a warp owns 16 rows.
+extern "C" __global__ void __launch_bounds__(32 * SECOND_WARPS)
+second(const uint4* weights, const u32* scales, const u16* activated, const int* unit_expert, const int* unit_pairs,
+       int max_units, u16* outputs) {
+  const int lane = threadIdx.x & 31, rows = blockIdx.x * SECOND_WARPS + (threadIdx.x >> 5);
+  if (rows >= SECOND_BLOCKS) return;
+  for (int unit = blockIdx.y; unit < max_units; unit += gridDim.y) {
+    const int expert = __ldg(unit_expert + unit);
+    if (expert < 0) return;
+    const int* pairs = unit_pairs + unit * GROUP_TOKENS;
+    const int pair = __ldg(pairs + (lane >> 2));
+    const size_t block = (size_t)expert * SECOND_BLOCKS + rows;
+    float sum[4] = {0, 0, 0, 0};
+    accumulate<SECOND_CHUNKS, SECOND_DEPTH>(
+        weights + block * SECOND_CHUNKS * 32 + lane, scales + (block * 8 + (lane >> 2)) * SECOND_CHUNKS,
+        pair < 0 ? nullptr : activated + (size_t)pair * INTER_STRIDE + (lane & 3) * 8, sum);
+    const int row = rows * 16 + (lane >> 2);
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      const int pair = __ldg(pairs + (lane & 3) * 2 + i);
+      if (pair < 0) continue;
+      outputs[(size_t)pair * LATENT + row] = narrow(sum[i] * 0x1p30f);
+      outputs[(size_t)pair * LATENT + row + 8] = narrow(sum[2 + i] * 0x1p30f);
+    }
+  }
+}
+
+// routed [rows, LATENT] bf16 = sum over the TOP_K experts, best first, of weight times output. grid (., rows).
+extern "C" __global__ void combine(const u32* outputs, const float* routing_weights, u32* routed) {
+  const int pair_of_channels = blockIdx.x * blockDim.x + threadIdx.x, row = blockIdx.y;
+  if (pair_of_channels >= LATENT / 2) return;
+  float low = 0, high = 0;
+#pragma unroll
+  for (int k = 0; k < TOP_K; k++) {
+    const float weight = __ldg(routing_weights + row * TOP_K + k);
+    const u32 value = __ldg(outputs + ((size_t)row * TOP_K + k) * (LATENT / 2) + pair_of_channels);
+    low += weight * __uint_as_float(value << 16);
+    high += weight * __uint_as_float(value & 0xFFFF0000u);
+  }
+  routed[(size_t)row * (LATENT / 2) + pair_of_channels] = narrow(low) | (u32)narrow(high) << 16;
+}
+
+#define ROUTE_WARPS 8
+#define PER_LANE ((EXPERTS + 31) / 32)
+
+// A key that orders as the selection score does, +0 and -0 alike, NaN as -inf; 0 is below every score.
+__device__ __forceinline__ u32 key_of(float logit, float bias) {
+  float score = 1.f / (1.f + expf(-logit)) + bias;
+  if (score != score) score = -__int_as_float(0x7F800000);
+  const u32 bits = __float_as_uint(score + 0.f);
+  return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+
+// logits [rows, EXPERTS] float32 -> ids and weights [rows, TOP_K], best first, ties to the lower expert; then the last
+// block to finish groups the pairs (row * TOP_K + place) into units. `arrived` is zero before and after.
+extern "C" __global__ void __launch_bounds__(32 * ROUTE_WARPS)
+route(const float* logits, const float* bias, int rows, int max_units, int* ids, float* routing_weights,
+      int* unit_expert, int* unit_pairs, u32* arrived) {
+  const int lane = threadIdx.x & 31, row = blockIdx.x * ROUTE_WARPS + (threadIdx.x >> 5);
+  if (row < rows) {
+    const float* mine = logits + (size_t)row * EXPERTS;
+    u32 keys[PER_LANE];
+#pragma unroll
+    for (int j = 0; j < PER_LANE; j++) {
+      const int expert = j * 32 + lane;
+      keys[j] = expert < EXPERTS ? key_of(mine[expert], bias[expert]) : 0u;
+    }
+    int chosen = 0;
+#pragma unroll 1
+    for (int place = 0; place < TOP_K; place++) {
+      u32 best = 0;
+      int best_j = 0;
+#pragma unroll
+      for (int j = 0; j < PER_LANE; j++)
+        if (keys[j] > best) {
+          best = keys[j];
+          best_j = j;
+        }
+      const u32 top = __reduce_max_sync(~0u, best);
+      const u32 winner = __reduce_min_sync(~0u, best == top ? best_j * 32 + lane : ~0u);
+#pragma unroll
+      for (int j = 0; j < PER_LANE; j++)
+        if (j * 32 + lane == winner) keys[j] = 0;
+      if (lane == place) chosen = winner;
+    }
+    float score = lane < TOP_K ? 1.f / (1.f + expf(-mine[chosen])) : 0.f, total = score;
+#pragma unroll
+    for (int offset = 16; offset; offset >>= 1) total += __shfl_xor_sync(~0u, total, offset);
+    if (lane < TOP_K) {
+      ids[row * TOP_K + lane] = chosen;
+      routing_weights[row * TOP_K + lane] = score / (total + 1e-20f) * ROUTED_SCALING;
+    }
+    if (rows == 1 && lane < TOP_K) {  // Its experts are distinct: each is a unit of its own.
+      unit_expert[lane] = chosen;
+      for (int i = 0; i < GROUP_TOKENS; i++) unit_pairs[lane * GROUP_TOKENS + i] = i ? -1 : lane;
+    }
+  }
+  if (rows == 1) return;
+
+  __shared__ bool last;
+  __shared__ int count[EXPERTS], first_unit[EXPERTS], warp_units[ROUTE_WARPS];
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) last = atomicInc(arrived, gridDim.x - 1) == gridDim.x - 1;
+  __syncthreads();
+  if (!last) return;
+  __threadfence();
+
+  constexpr int threads = 32 * ROUTE_WARPS, per_thread = (EXPERTS + threads - 1) / threads;
+  const int pairs = rows * TOP_K;
+  for (int e = threadIdx.x; e < EXPERTS; e += threads) count[e] = 0;
+  for (int i = threadIdx.x; i < max_units; i += threads) unit_expert[i] = -1;
+  for (int i = threadIdx.x; i < max_units * GROUP_TOKENS; i += threads) unit_pairs[i] = -1;
+  __syncthreads();
+  for (int pair = threadIdx.x; pair < pairs; pair += threads) atomicAdd(count + __ldcg(ids + pair), 1);
+  __syncthreads();
+  int units[per_thread], total = 0;
+#pragma unroll
+  for (int i = 0; i < per_thread; i++) {
+    const int e = threadIdx.x * per_thread + i;
+    units[i] = e < EXPERTS ? (count[e] + GROUP_TOKENS - 1) / GROUP_TOKENS : 0;
+    total += units[i];
+  }
+  int before = total;
+#pragma unroll
+  for (int offset = 1; offset < 32; offset <<= 1) {
+    const int other = __shfl_up_sync(~0u, before, offset);
+    if (lane >= offset) before += other;
+  }
+  if (lane == 31) warp_units[threadIdx.x >> 5] = before;
+  __syncthreads();
+  before -= total;
+  for (int w = 0; w < threadIdx.x >> 5; w++) before += warp_units[w];
+#pragma unroll
+  for (int i = 0; i < per_thread; i++) {
+    const int e = threadIdx.x * per_thread + i;
+    if (e >= EXPERTS) break;
+    first_unit[e] = before;
+    count[e] = 0;
+    for (int u = 0; u < units[i]; u++) unit_expert[before++] = e;
+  }
+  __syncthreads();
+  // The place of a token within its unit depends on timing, its result does not: columns of an MMA are independent.
+  for (int pair = threadIdx.x; pair < pairs; pair += threads) {
+    const int e = __ldcg(ids + pair), place = atomicAdd(count + e, 1);
+    unit_pairs[(first_unit[e] + place / GROUP_TOKENS) * GROUP_TOKENS + place % GROUP_TOKENS] = pair;
+  }
+}
