@@ -1,0 +1,149 @@
+"""The routed experts of one rank: `experts.cu` bound to a model's sizes, launched on tensors."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ..architecture import Architecture
+from ..layer_weights import Mxfp4
+from .nvrtc import Module
+from .packing import Packed, chunks, pack_rows, paired_rows
+
+LATENT_SCALE = 2.0**96
+"""What the latents are multiplied by on their way in: see experts.cu"""
+
+_SOURCE = Path(__file__).with_name("experts.cu")
+_GROUP_TOKENS = 8
+_ROUTE_WARPS = 8
+_SECOND_WARPS = 8
+_COMBINE_THREADS = 128
+_MAX_IN_FLIGHT = 8
+"""16-byte loads of a lane before the first is used"""
+
+
+@dataclass(frozen=True)
+class Routes:
+    """Where the tokens of a step go. A pair is row * top_k + place."""
+
+    ids: Tensor
+    """[rows, top_k] int32, best first"""
+    weights: Tensor
+    """[rows, top_k] float32"""
+    unit_expert: Tensor
+    """[units] int32: the expert of each unit, then -1"""
+    unit_pairs: Tensor
+    """[units, 8] int32: its pairs, then -1"""
+
+
+class Experts:
+    """Router choice and routed experts at one local intermediate size; shared by the layers of a model."""
+
+    def __init__(self, architecture: Architecture, intermediate: int) -> None:
+        moe = self._moe = architecture.moe
+        self._intermediate = intermediate
+        first, second = chunks(moe.latent_size), chunks(intermediate)
+        # Few warps with deep queues: k is split only as far as a warp's share does not fit its loads in flight.
+        self._first_warps = next(warps for warps in range(1, first + 1) if _even_split(first, warps))
+        module = Module(
+            _SOURCE,
+            {
+                "EXPERTS": moe.experts,
+                "TOP_K": moe.top_k,
+                "LATENT": moe.latent_size,
+                "INTER": intermediate,
+                "FIRST_WARPS": self._first_warps,
+                "FIRST_DEPTH": first // self._first_warps,
+                "SECOND_WARPS": _SECOND_WARPS,
+                "SECOND_DEPTH": max(d for d in range(1, _MAX_IN_FLIGHT + 1) if second % d == 0),
+                "SITU_BETA": float(architecture.situ.beta),
+                "SITU_LINEAR_BETA": float(architecture.situ.linear_beta),
+                "ROUTED_SCALING": float(moe.routed_scaling_factor),
+            },
+        )
+        self._route, self._first, self._second, self._combine = (
+            module.kernel(name) for name in ("route", "first", "second", "combine")
+        )
+        self._arrived = torch.zeros(1, dtype=torch.int32, device="cuda")
+
+    def pack(self, w13: Mxfp4, w2: Mxfp4) -> tuple[Packed, Packed]:
+        """w13 [E, gate I | up I, L] and w2 [E, L, I] in fragment order. Raises UserError for sizes that do not fit."""
+        return pack_rows(w13, paired_rows(self._intermediate, w13.packed.device)), pack_rows(w2)
+
+    def route(self, logits: Tensor, correction_bias: Tensor) -> Routes:
+        """From router logits [rows, E] float32: one launch. Ties, zeros of both signs, NaN: as the plain path."""
+        rows, moe = len(logits), self._moe
+        routes = Routes(
+            logits.new_empty(rows, moe.top_k, dtype=torch.int32),
+            logits.new_empty(rows, moe.top_k),
+            logits.new_empty(max_units(rows, moe.top_k, moe.experts), dtype=torch.int32),
+            logits.new_empty(max_units(rows, moe.top_k, moe.experts), _GROUP_TOKENS, dtype=torch.int32),
+        )
+        self._route(
+            (-(-rows // _ROUTE_WARPS), 1),
+            32 * _ROUTE_WARPS,
+            [
+                logits,
+                correction_bias,
+                rows,
+                len(routes.unit_expert),
+                routes.ids,
+                routes.weights,
+                routes.unit_expert,
+                routes.unit_pairs,
+                self._arrived,
+            ],
+        )
+        return routes
+
+    def __call__(self, latent: Tensor, routes: Routes, w13: Packed, w2: Packed) -> Tensor:
+        """This rank's partial sum [rows, L] bf16 from `latent` [rows, L] bf16, scaled by LATENT_SCALE: three launches."""
+        return self.combine(self.second(self.first(latent, routes, w13), routes, w2), routes)
+
+    def first(self, latent: Tensor, routes: Routes, w13: Packed) -> Tensor:
+        """situ(W13 z) of every pair, [pairs, I padded to 64] bf16, scaled by LATENT_SCALE."""
+        width = 64 * chunks(self._intermediate)
+        new = latent.new_empty if width == self._intermediate else latent.new_zeros
+        activated = new(routes.ids.numel(), width)
+        self._first(
+            (self._intermediate // 8, self._parallel_units(routes)),
+            32 * self._first_warps,
+            [w13.words, w13.scales, latent, routes.unit_expert, routes.unit_pairs, len(routes.unit_expert), activated],
+        )
+        return activated
+
+    def second(self, activated: Tensor, routes: Routes, w2: Packed) -> Tensor:
+        """W2 of every pair's activation, [pairs, L] bf16."""
+        outputs = activated.new_empty(len(activated), self._moe.latent_size)
+        self._second(
+            (-(-self._moe.latent_size // (16 * _SECOND_WARPS)), self._parallel_units(routes)),
+            32 * _SECOND_WARPS,
+            [w2.words, w2.scales, activated, routes.unit_expert, routes.unit_pairs, len(routes.unit_expert), outputs],
+        )
+        return outputs
+
+    def combine(self, outputs: Tensor, routes: Routes) -> Tensor:
+        """The weighted sum over each token's experts, [rows, L] bf16."""
+        rows, latent = len(routes.ids), self._moe.latent_size
+        routed = outputs.new_empty(rows, latent)
+        self._combine(
+            (-(-latent // (2 * _COMBINE_THREADS)), rows), _COMBINE_THREADS, [outputs, routes.weights, routed]
+        )
+        return routed
+
+    def _parallel_units(self, routes: Routes) -> int:
+        # About as many as uniform routing fills; blocks loop, so that more units cost time, not correctness.
+        rows, moe = len(routes.ids), self._moe
+        expected = moe.experts * (1 - (1 - moe.top_k / moe.experts) ** rows)
+        return min(len(routes.unit_expert), round(expected) + 1)
+
+
+def max_units(rows: int, top_k: int, experts: int) -> int:
+    """The most units that a step can have: sum over experts of ceil(tokens / 8)."""
+    pairs = rows * top_k
+    return min(pairs, experts + pairs // _GROUP_TOKENS)
+
+
+def _even_split(count: int, warps: int) -> bool:
+    return count % warps == 0 and count // warps <= _MAX_IN_FLIGHT
