@@ -16,7 +16,7 @@ def _mxfp4(*shape: int, seed: int = 0) -> Mxfp4:
     rng = torch.Generator().manual_seed(seed)
     return Mxfp4(
         torch.randint(256, (*rows, k // 2), generator=rng, dtype=torch.uint8),
-        torch.randint(255, (*rows, k // 32), generator=rng, dtype=torch.uint8),
+        torch.randint(1, 255, (*rows, k // 32), generator=rng, dtype=torch.uint8),
     )
 
 
@@ -44,7 +44,8 @@ def _read_back(packed, rows: int, k: int) -> torch.Tensor:
     for e, b, c, lane, word in torch.cartesian_prod(*map(torch.arange, packed.words.shape)).tolist():
         g, q = divmod(lane, 4)
         group, step = divmod(word, 2)
-        scales = int(packed.scales[e, b, g, c]) & 0xFFFFFFFF
+        width = packed.scales.shape[-1]
+        scales = int(packed.scales[e, b, c // width, g, c % width]) & 0xFFFFFFFF
         for register, bits in enumerate(_registers(int(packed.words[e, b, c, lane, word]) & 0xFFFFFFFF)):
             row = g + 8 * (register % 2)
             byte = scales >> (16 * group + 8 * (register % 2)) & 255
@@ -57,7 +58,7 @@ def _read_back(packed, rows: int, k: int) -> torch.Tensor:
     return values
 
 
-@pytest.mark.parametrize("k", [64, 128, 96, 192])
+@pytest.mark.parametrize("k", [64, 128, 96, 192, 256])
 def test_fragments_are_the_dequantised_values_bit_for_bit(k):
     stack = _mxfp4(2, 32, k, seed=k)
     values = _read_back(pack_rows(stack), 32, k)
@@ -67,10 +68,10 @@ def test_fragments_are_the_dequantised_values_bit_for_bit(k):
 
 
 def test_every_code_and_scale_survives():
-    """All 16 codes under all 255 scales: each row of a matrix holds two of them."""
+    """All 16 codes under the scales 1 to 254: each row of a matrix holds two of them."""
     codes = torch.arange(16, dtype=torch.uint8).repeat(2)
     packed = (codes[0::2] | codes[1::2] << 4).repeat(1, 128, 2)
-    scale = (torch.arange(256) % 255).to(torch.uint8).view(1, 128, 2)
+    scale = (torch.arange(256) % 254 + 1).to(torch.uint8).view(1, 128, 2)
     values = _read_back(pack_rows(Mxfp4(packed, scale)), 128, 64)
     expected = dequantise(packed, scale)
     assert torch.equal(values.view(torch.int64), expected.view(torch.int64))
@@ -95,6 +96,16 @@ def test_gate_and_up_rows_of_a_channel_share_a_lane():
 def test_what_fragments_cannot_hold_is_refused(stack, what):
     with pytest.raises(UserError, match=what):
         pack_rows(stack)
+
+
+def test_the_least_scale_is_refused_over_weights_and_neutral_over_zeros():
+    zeros = Mxfp4(torch.full((1, 16, 32), 0x80, dtype=torch.uint8), torch.zeros(1, 16, 2, dtype=torch.uint8))
+    values = _read_back(pack_rows(zeros), 16, 64)
+    expected = dequantise(zeros.packed, zeros.scale)
+    assert torch.equal(values.view(torch.int64), expected.view(torch.int64))
+    zeros.packed[0, 3, 5] = 1
+    with pytest.raises(UserError, match="2\\^-127"):
+        pack_rows(zeros)
 
 
 def test_an_odd_intermediate_size_is_refused():

@@ -1,7 +1,6 @@
 // Routed MXFP4 experts of one rank, W4A16: choose, group, first projection with SiTU, second projection, weighted sum.
 //
-// Constants from the host: EXPERTS, TOP_K, LATENT, INTER (local channels), FIRST_WARPS (k is split over that many),
-// SECOND_WARPS (rows are), and the chunk counts that follow. Weights lie as `packing.py` describes: one 16-byte load of
+// Constants from the host: EXPERTS, TOP_K, LATENT, INTER (local channels), and what `tactics.py` makes of them. Weights lie as `packing.py` describes: one 16-byte load of
 // a lane is four 16 x 16 fragments (64 columns of k), weights being the first operand of mma.m16n8k16, so that one to
 // eight tokens of an expert cost the same. A unit is an expert with up to eight of its tokens; -1 ends a list.
 //
@@ -18,6 +17,8 @@ typedef unsigned short u16;
 #define INTER_STRIDE (SECOND_CHUNKS * 64)
 #define FIRST_BLOCKS (INTER / 8)
 #define SECOND_BLOCKS (LATENT / 16)
+// Few registers, for 40 warps on a multiprocessor (registers go to warps by the four): a step of one token is one wave.
+#define FIRST_RESIDENT (FIRST_WARPS > 20 ? 1 : 40 / ((FIRST_WARPS + 3) / 4 * 4))
 
 __device__ __forceinline__ float widen(u16 bits) { return __uint_as_float((u32)bits << 16); }
 
@@ -29,89 +30,131 @@ __device__ __forceinline__ u16 narrow(float value) {
 
 __device__ __forceinline__ float rounded(float value) { return widen(narrow(value)); }
 
-__device__ __forceinline__ uint4 stream_load(const uint4* address) {
-  uint4 v;  // Read once: past L1, and whole 256-byte lines into L2.
-  asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0,%1,%2,%3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(address));
-  return v;
+// 4, 8 or 16 bytes on their way to shared memory, past the registers: a compiler cannot delay them to their use.
+template <int BYTES>
+__device__ __forceinline__ void copy_async(void* shared, const void* global) {
+  const u32 target = (u32)__cvta_generic_to_shared(shared);
+  if constexpr (BYTES == 16)
+    asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16;" ::"r"(target), "l"(global) : "memory");
+  else
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(target), "l"(global), "n"(BYTES) : "memory");
 }
 
-__device__ __forceinline__ void mma(float (&sum)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-               : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-               : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Waits until all but the last PENDING groups of this thread's copies are there.
+template <int PENDING>
+__device__ __forceinline__ void await_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
-// sum += 16 rows of weights times eight tokens over CHUNKS * 64 columns, scaled by 2^-30; DEPTH loads are in flight.
-// `weights` and `scales` point at this lane's first fragment and row; `token` at the same column of this lane's token,
-// null where there is none. Lane l holds rows l / 4 and l / 4 + 8 of tokens 2 (l % 4) and 2 (l % 4) + 1.
-template <int CHUNKS, int DEPTH>
-__device__ __forceinline__ void accumulate(const uint4* weights, const u32* scales, const u16* token, float (&sum)[4]) {
-  static_assert(CHUNKS % DEPTH == 0, "");
-#pragma unroll 1
-  for (int begin = 0; begin < CHUNKS; begin += DEPTH) {
-    uint4 fragments[DEPTH];
-    u32 exponents[DEPTH];
+// sum = addend + a 16 x 16 fragment of weights, times 2^-126, times 16 x 8 activations. The A registers are rows l / 4
+// and l / 4 + 8 of the first column pair, then of the second.
+__device__ __forceinline__ void mma(float (&sum)[4], float c0, float c1, float c2, float c3, u32 v, u32 b0, u32 b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%11,%12,%13};"
+      : "=f"(sum[0]), "=f"(sum[1]), "=f"(sum[2]), "=f"(sum[3])
+      : "r"(v & 0x81C081C0u), "r"((v << 3) & 0x81C081C0u), "r"((v << 6) & 0x81C081C0u),
+        "r"(((v << 1) & 0x80008000u) | ((v >> 5) & 0x01000100u) | ((v >> 4) & 0x00C000C0u)), "r"(b0), "r"(b1),
+        "f"(c0), "f"(c1), "f"(c2), "f"(c3));
+}
+
+// A warp's weights in flight. Every lane copies what it will read itself, so that no barrier is needed.
+template <int DEPTH, int VECTOR>
+struct Queue {
+  uint4 fragments[DEPTH][32];
+  u32 scales[DEPTH / VECTOR][32][VECTOR];
+};
+
+// Walks BLOCKS row blocks of CHUNKS * 64 columns each, which lie behind each other in memory: after each, `done` gets the
+// block's index and the products of its 16 rows with eight tokens, times 2^-30. `weights` and `scales` point at this
+// lane's first fragment and row, `token` at the first column of this lane's token. Lane l gets rows l / 4 (first two
+// sums) and l / 4 + 8 (last two) of tokens 2 (l % 4) and 2 (l % 4) + 1.
+template <int BLOCKS, int CHUNKS, int DEPTH, int VECTOR, typename Done>
+__device__ __forceinline__ void stream(Queue<DEPTH, VECTOR>& queue, const uint4* weights, const u32* scales,
+                                       const u16* token, Done done) {
+  constexpr int total = BLOCKS * CHUNKS;
+  static_assert(DEPTH % VECTOR == 0 && CHUNKS % VECTOR == 0, "");
+  const int lane = threadIdx.x & 31;
+  const auto enqueue = [&](int i) {
+    if (i < total) {
+      copy_async<16>(&queue.fragments[i % DEPTH][lane], weights + i * 32);
+      if (i % VECTOR == 0) copy_async<4 * VECTOR>(queue.scales[i % DEPTH / VECTOR][lane], scales + i * 8);
+    }
+    commit_copies();
+  };
 #pragma unroll
-    for (int d = 0; d < DEPTH; d++) fragments[d] = stream_load(weights + (begin + d) * 32);
+  for (int i = 0; i < DEPTH; i++) enqueue(i);
+  float sum[4] = {0, 0, 0, 0};
+  u32 exponents[VECTOR];
 #pragma unroll
-    for (int d = 0; d < DEPTH; d++) exponents[d] = __ldg(scales + begin + d);
+  for (int i = 0; i < total; i++) {
+    uint4 x[2];
 #pragma unroll
-    for (int d = 0; d < DEPTH; d++) {
-      const u32 words[4] = {fragments[d].x, fragments[d].y, fragments[d].z, fragments[d].w};
+    for (int group = 0; group < 2; group++) x[group] = *(const uint4*)(token + i % CHUNKS * 64 + group * 32);
+    await_copies<DEPTH - 1>();
+    const uint4 fragment = queue.fragments[i % DEPTH][lane];
+    const u32 words[4] = {fragment.x, fragment.y, fragment.z, fragment.w};
+    if (i % VECTOR == 0) {
 #pragma unroll
-      for (int group = 0; group < 2; group++) {
-        uint4 x = make_uint4(0, 0, 0, 0);
-        if (token) x = *(const uint4*)(token + (begin + d) * 64 + group * 32);
-        float part[4] = {0, 0, 0, 0};
+      for (int j = 0; j < VECTOR; j++) exponents[j] = queue.scales[i % DEPTH / VECTOR][lane][j];
+    }
+    const u32 bytes = exponents[i % VECTOR];
+    enqueue(i + DEPTH);
 #pragma unroll
-        for (int step = 0; step < 2; step++) {
-          const u32 v = words[group * 2 + step];
-          mma(part, v & 0x81C081C0u, (v << 3) & 0x81C081C0u, (v << 6) & 0x81C081C0u,
-              ((v << 1) & 0x80008000u) | ((v >> 5) & 0x01000100u) | ((v >> 4) & 0x00C000C0u),
-              step ? x.z : x.x, step ? x.w : x.y);
-        }
-        // An E8M0 byte is a float's exponent field, save for 0, which is 2^-127.
-        const float low = __uint_as_float(max(((exponents[d] >> (16 * group)) & 255u) << 23, 0x00400000u));
-        const float high = __uint_as_float(max(((exponents[d] >> (16 * group + 8)) & 255u) << 23, 0x00400000u));
-        sum[0] = fmaf(part[0], low, sum[0]);
-        sum[1] = fmaf(part[1], low, sum[1]);
-        sum[2] = fmaf(part[2], high, sum[2]);
-        sum[3] = fmaf(part[3], high, sum[3]);
-      }
+    for (int group = 0; group < 2; group++) {
+      float part[4];
+      mma(part, 0.f, 0.f, 0.f, 0.f, words[group * 2], x[group].x, x[group].y);
+      mma(part, part[0], part[1], part[2], part[3], words[group * 2 + 1], x[group].z, x[group].w);
+      // An E8M0 byte is a float's exponent field.
+      const float low = __uint_as_float((group ? bytes << 7 : bytes << 23) & 0x7F800000u);
+      const float high = __uint_as_float((group ? bytes >> 1 : bytes << 15) & 0x7F800000u);
+      sum[0] = fmaf(part[0], low, sum[0]);
+      sum[1] = fmaf(part[1], low, sum[1]);
+      sum[2] = fmaf(part[2], high, sum[2]);
+      sum[3] = fmaf(part[3], high, sum[3]);
+    }
+    if (i % CHUNKS == CHUNKS - 1) {
+      done(i / CHUNKS, sum);
+      sum[0] = sum[1] = sum[2] = sum[3] = 0;
     }
   }
 }
-
-// Order of the MMA's four A registers: rows l / 4 and l / 4 + 8 of the first column pair, then of the second.
 
 __device__ __forceinline__ float situ(float gate, float up) {
   return SITU_BETA * tanhf(gate / SITU_BETA) / (1.f + expf(-gate)) * (SITU_LINEAR_BETA * tanhf(up / SITU_LINEAR_BETA));
 }
 
+// The pair at `place` of a unit; its first where there is none, so that every lane has a token to read. Columns of an MMA
+// are independent, and what such a lane computes is not stored.
+__device__ __forceinline__ int pair_of(const int* pairs, int place) {
+  const int pair = __ldg(pairs + place);
+  return pair < 0 ? __ldg(pairs) : pair;
+}
+
 // latent [rows, LATENT] bf16 times 2^96 -> activated [pairs, INTER_STRIDE] bf16 times 2^96. grid (FIRST_BLOCKS, units).
 // A row block is eight gate rows over their eight up rows.
-extern "C" __global__ void __launch_bounds__(32 * FIRST_WARPS)
+extern "C" __global__ void __launch_bounds__(32 * FIRST_WARPS, FIRST_RESIDENT)
 first(const uint4* weights, const u32* scales, const u16* latent, const int* unit_expert, const int* unit_pairs,
       int max_units, u16* activated) {
   constexpr int chunks = FIRST_CHUNKS / FIRST_WARPS;
+  __shared__ Queue<FIRST_DEPTH, FIRST_VECTOR> queues[FIRST_WARPS];
   __shared__ float partial[FIRST_WARPS][16][GROUP_TOKENS];
-  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, begin = warp * chunks;
   for (int unit = blockIdx.y; unit < max_units; unit += gridDim.y) {
-    const int expert = __ldg(unit_expert + unit);
+    const int expert = __ldg(unit_expert + unit), pair = pair_of(unit_pairs + unit * GROUP_TOKENS, lane >> 2);
     if (expert < 0) return;
-    const int pair = __ldg(unit_pairs + unit * GROUP_TOKENS + (lane >> 2));
     const size_t block = (size_t)expert * FIRST_BLOCKS + blockIdx.x;
-    const int begin = warp * chunks;
-    float sum[4] = {0, 0, 0, 0};
-    accumulate<chunks, FIRST_DEPTH>(
-        weights + (block * FIRST_CHUNKS + begin) * 32 + lane, scales + (block * 8 + (lane >> 2)) * FIRST_CHUNKS + begin,
-        pair < 0 ? nullptr : latent + (size_t)(pair / TOP_K) * LATENT + begin * 64 + (lane & 3) * 8, sum);
-    const int row = lane >> 2, token = (lane & 3) * 2;
-    partial[warp][row][token] = sum[0];
-    partial[warp][row][token + 1] = sum[1];
-    partial[warp][row + 8][token] = sum[2];
-    partial[warp][row + 8][token + 1] = sum[3];
+    stream<1, chunks, FIRST_DEPTH, FIRST_VECTOR>(
+        queues[warp], weights + (block * FIRST_CHUNKS + begin) * 32 + lane,
+        scales + (block * FIRST_CHUNKS + begin) * 8 + (lane >> 2) * FIRST_VECTOR,
+        latent + (size_t)(pair / TOP_K) * LATENT + begin * 64 + (lane & 3) * 8, [&](int, const float (&sum)[4]) {
+          const int row = lane >> 2, token = (lane & 3) * 2;
+          partial[warp][row][token] = sum[0];
+          partial[warp][row][token + 1] = sum[1];
+          partial[warp][row + 8][token] = sum[2];
+          partial[warp][row + 8][token + 1] = sum[3];
+        });
     __syncthreads();
     for (int i = threadIdx.x; i < 8 * GROUP_TOKENS; i += 32 * FIRST_WARPS) {
       const int token = i >> 3, channel = i & 7;
@@ -130,30 +173,33 @@ first(const uint4* weights, const u32* scales, const u16* latent, const int* uni
   }
 }
 
-// activated -> outputs [pairs, LATENT] bf16. grid (ceil(SECOND_BLOCKS / SECOND_WARPS), units); a warp owns 16 rows.
+// activated -> outputs [pairs, LATENT] bf16. grid (ceil(SECOND_BLOCKS / (SECOND_WARPS * SECOND_EACH)), units); a warp owns SECOND_EACH row
+// blocks.
 extern "C" __global__ void __launch_bounds__(32 * SECOND_WARPS)
 second(const uint4* weights, const u32* scales, const u16* activated, const int* unit_expert, const int* unit_pairs,
        int max_units, u16* outputs) {
-  const int lane = threadIdx.x & 31, rows = blockIdx.x * SECOND_WARPS + (threadIdx.x >> 5);
+  __shared__ Queue<SECOND_DEPTH, SECOND_VECTOR> queues[SECOND_WARPS];
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+  const int rows = (blockIdx.x * SECOND_WARPS + warp) * SECOND_EACH;
   if (rows >= SECOND_BLOCKS) return;
   for (int unit = blockIdx.y; unit < max_units; unit += gridDim.y) {
-    const int expert = __ldg(unit_expert + unit);
-    if (expert < 0) return;
     const int* pairs = unit_pairs + unit * GROUP_TOKENS;
-    const int pair = __ldg(pairs + (lane >> 2));
+    const int expert = __ldg(unit_expert + unit), pair = pair_of(pairs, lane >> 2);
+    if (expert < 0) return;
+    const int targets[2] = {__ldg(pairs + (lane & 3) * 2), __ldg(pairs + (lane & 3) * 2 + 1)};
     const size_t block = (size_t)expert * SECOND_BLOCKS + rows;
-    float sum[4] = {0, 0, 0, 0};
-    accumulate<SECOND_CHUNKS, SECOND_DEPTH>(
-        weights + block * SECOND_CHUNKS * 32 + lane, scales + (block * 8 + (lane >> 2)) * SECOND_CHUNKS,
-        pair < 0 ? nullptr : activated + (size_t)pair * INTER_STRIDE + (lane & 3) * 8, sum);
-    const int row = rows * 16 + (lane >> 2);
+    stream<SECOND_EACH, SECOND_CHUNKS, SECOND_DEPTH, SECOND_VECTOR>(
+        queues[warp], weights + block * SECOND_CHUNKS * 32 + lane,
+        scales + block * SECOND_CHUNKS * 8 + (lane >> 2) * SECOND_VECTOR,
+        activated + (size_t)pair * INTER_STRIDE + (lane & 3) * 8, [&](int index, const float (&sum)[4]) {
+          const int row = (rows + index) * 16 + (lane >> 2);
 #pragma unroll
-    for (int i = 0; i < 2; i++) {
-      const int pair = __ldg(pairs + (lane & 3) * 2 + i);
-      if (pair < 0) continue;
-      outputs[(size_t)pair * LATENT + row] = narrow(sum[i] * 0x1p30f);
-      outputs[(size_t)pair * LATENT + row + 8] = narrow(sum[2 + i] * 0x1p30f);
-    }
+          for (int i = 0; i < 2; i++) {
+            if (targets[i] < 0) continue;
+            outputs[(size_t)targets[i] * LATENT + row] = narrow(sum[i] * 0x1p30f);
+            outputs[(size_t)targets[i] * LATENT + row + 8] = narrow(sum[2 + i] * 0x1p30f);
+          }
+        });
   }
 }
 

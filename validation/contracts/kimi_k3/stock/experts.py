@@ -8,19 +8,17 @@ from torch import Tensor
 
 from ..architecture import Architecture
 from ..layer_weights import Mxfp4
+from . import tactics
 from .nvrtc import Module
-from .packing import Packed, chunks, pack_rows, paired_rows
+from .packing import Packed, pack_rows, paired_rows
 
 LATENT_SCALE = 2.0**96
 """What the latents are multiplied by on their way in: see experts.cu"""
 
 _SOURCE = Path(__file__).with_name("experts.cu")
-_GROUP_TOKENS = 8
 _ROUTE_WARPS = 8
 _SECOND_WARPS = 8
 _COMBINE_THREADS = 128
-_MAX_IN_FLIGHT = 8
-"""16-byte loads of a lane before the first is used"""
 
 
 @dataclass(frozen=True)
@@ -43,9 +41,10 @@ class Experts:
     def __init__(self, architecture: Architecture, intermediate: int) -> None:
         moe = self._moe = architecture.moe
         self._intermediate = intermediate
-        first, second = chunks(moe.latent_size), chunks(intermediate)
-        # Few warps with deep queues: k is split only as far as a warp's share does not fit its loads in flight.
-        self._first_warps = next(warps for warps in range(1, first + 1) if _even_split(first, warps))
+        self._width = tactics.CHUNK * tactics.chunks(intermediate)
+        latent_chunks, chunks = tactics.chunks(moe.latent_size), tactics.chunks(intermediate)
+        self._tactic1 = first = tactics.first(latent_chunks)
+        self._tactic2 = second = tactics.second(chunks, moe.latent_size // 16)
         module = Module(
             _SOURCE,
             {
@@ -53,10 +52,13 @@ class Experts:
                 "TOP_K": moe.top_k,
                 "LATENT": moe.latent_size,
                 "INTER": intermediate,
-                "FIRST_WARPS": self._first_warps,
-                "FIRST_DEPTH": first // self._first_warps,
+                "FIRST_WARPS": first.warps,
+                "FIRST_DEPTH": first.depth,
+                "FIRST_VECTOR": tactics.vector(latent_chunks),
                 "SECOND_WARPS": _SECOND_WARPS,
-                "SECOND_DEPTH": max(d for d in range(1, _MAX_IN_FLIGHT + 1) if second % d == 0),
+                "SECOND_EACH": second.each,
+                "SECOND_DEPTH": second.depth,
+                "SECOND_VECTOR": tactics.vector(chunks),
                 "SITU_BETA": float(architecture.situ.beta),
                 "SITU_LINEAR_BETA": float(architecture.situ.linear_beta),
                 "ROUTED_SCALING": float(moe.routed_scaling_factor),
@@ -74,11 +76,12 @@ class Experts:
     def route(self, logits: Tensor, correction_bias: Tensor) -> Routes:
         """From router logits [rows, E] float32: one launch. Ties, zeros of both signs, NaN: as the plain path."""
         rows, moe = len(logits), self._moe
+        units = tactics.max_units(rows, moe.top_k, moe.experts)
         routes = Routes(
             logits.new_empty(rows, moe.top_k, dtype=torch.int32),
             logits.new_empty(rows, moe.top_k),
-            logits.new_empty(max_units(rows, moe.top_k, moe.experts), dtype=torch.int32),
-            logits.new_empty(max_units(rows, moe.top_k, moe.experts), _GROUP_TOKENS, dtype=torch.int32),
+            logits.new_empty(units, dtype=torch.int32),
+            logits.new_empty(units, tactics.GROUP_TOKENS, dtype=torch.int32),
         )
         self._route(
             (-(-rows // _ROUTE_WARPS), 1),
@@ -103,12 +106,11 @@ class Experts:
 
     def first(self, latent: Tensor, routes: Routes, w13: Packed) -> Tensor:
         """situ(W13 z) of every pair, [pairs, I padded to 64] bf16, scaled by LATENT_SCALE."""
-        width = 64 * chunks(self._intermediate)
-        new = latent.new_empty if width == self._intermediate else latent.new_zeros
-        activated = new(routes.ids.numel(), width)
+        new = latent.new_empty if self._width == self._intermediate else latent.new_zeros
+        activated = new(routes.ids.numel(), self._width)
         self._first(
             (self._intermediate // 8, self._parallel_units(routes)),
-            32 * self._first_warps,
+            32 * self._tactic1.warps,
             [w13.words, w13.scales, latent, routes.unit_expert, routes.unit_pairs, len(routes.unit_expert), activated],
         )
         return activated
@@ -117,7 +119,7 @@ class Experts:
         """W2 of every pair's activation, [pairs, L] bf16."""
         outputs = activated.new_empty(len(activated), self._moe.latent_size)
         self._second(
-            (-(-self._moe.latent_size // (16 * _SECOND_WARPS)), self._parallel_units(routes)),
+            (-(-self._moe.latent_size // (16 * self._tactic2.each * _SECOND_WARPS)), self._parallel_units(routes)),
             32 * _SECOND_WARPS,
             [w2.words, w2.scales, activated, routes.unit_expert, routes.unit_pairs, len(routes.unit_expert), outputs],
         )
@@ -133,17 +135,4 @@ class Experts:
         return routed
 
     def _parallel_units(self, routes: Routes) -> int:
-        # About as many as uniform routing fills; blocks loop, so that more units cost time, not correctness.
-        rows, moe = len(routes.ids), self._moe
-        expected = moe.experts * (1 - (1 - moe.top_k / moe.experts) ** rows)
-        return min(len(routes.unit_expert), round(expected) + 1)
-
-
-def max_units(rows: int, top_k: int, experts: int) -> int:
-    """The most units that a step can have: sum over experts of ceil(tokens / 8)."""
-    pairs = rows * top_k
-    return min(pairs, experts + pairs // _GROUP_TOKENS)
-
-
-def _even_split(count: int, warps: int) -> bool:
-    return count % warps == 0 and count // warps <= _MAX_IN_FLIGHT
+        return tactics.expected_units(len(routes.ids), self._moe.top_k, self._moe.experts)

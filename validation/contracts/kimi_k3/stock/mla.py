@@ -47,12 +47,12 @@ def _norm_insert_kernel(
     row = tl.program_id(0)
     source = projected + row.to(tl.int64) * projected_stride
     if tl.program_id(1) == 0:
-        column = tl.arange(0, q_padded)
-        valid = column < q_rank
-        value = tl.load(source + column, valid, 0).to(tl.float32)
-        value = (value * tl.rsqrt(tl.sum(value * value) / q_rank + q_eps)).to(tl.bfloat16).to(tl.float32)
-        value *= tl.load(q_norm + column, valid, 0).to(tl.float32)
-        tl.store(query + row.to(tl.int64) * q_rank + column, value.to(tl.bfloat16), valid)
+        q_column = tl.arange(0, q_padded)
+        q_valid = q_column < q_rank
+        q = tl.load(source + q_column, q_valid, 0).to(tl.float32)
+        q = (q * tl.rsqrt(tl.sum(q * q) / q_rank + q_eps)).to(tl.bfloat16).to(tl.float32)
+        q *= tl.load(q_norm + q_column, q_valid, 0).to(tl.float32)
+        tl.store(query + row.to(tl.int64) * q_rank + q_column, q.to(tl.bfloat16), q_valid)
     else:
         request = tl.load(request_of + row)
         position = tl.load(lengths + request) + row - tl.load(starts + request)

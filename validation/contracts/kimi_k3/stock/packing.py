@@ -8,7 +8,7 @@ permuted within a scale group, so that a lane's activations for two steps are 16
 Each half of a word holds four elements, of even columns in the low half: a mask leaves the first with its sign in bit 15
 and its E2M1 exponent and mantissa in bits 8 to 6, which is a bfloat16 of value times 2^-126; shifts by 3 and 6 bring the
 second and third there, and three masked shifts the fourth. Scale bytes of a chunk are one word for each g:
-(row g | row g + 8) of the first 32 columns, then of the second.
+(row g | row g + 8) of the first 32 columns, then of the second; words of two chunks lie together where the chunks are even.
 """
 
 from dataclasses import dataclass
@@ -20,9 +20,9 @@ from torch import Tensor
 from ....errors import UserError
 from ..layer_weights import Mxfp4
 from ..weights.mxfp4 import GROUP, NAN_SCALE, NEUTRAL_SCALE, unpack
+from .tactics import CHUNK, chunks, vector
 
 BLOCK_ROWS = 16
-CHUNK = 64
 LANES = 32
 
 # Bit of a half-word that holds bits 0 to 3 (mantissa, exponent low, exponent high, sign) of the first to fourth element.
@@ -39,13 +39,14 @@ class Packed:
     words: Tensor
     """[E, N / 16, chunks, 32 lanes, 4] int32"""
     scales: Tensor
-    """[E, N / 16, 8, chunks] int32: four E8M0 bytes each"""
+    """[E, N / 16, chunks / V, 8, V] int32, V = `tactics.vector`: four E8M0 bytes each"""
 
 
 def pack_rows(stack: Mxfp4, order: Tensor | None = None) -> Packed:
     """`stack` [E, N, K], its rows taken in `order` [N] if given, in fragment order on the same device.
 
-    Raises UserError if N is no multiple of 16, or for a NaN scale, which a float's exponent field cannot express.
+    Raises UserError if N is no multiple of 16, and for the two scales that the exponent field of a normal float does not
+    hold: NaN, and 2^-127 over anything but zeros.
     """
     if stack.packed.shape[-2] % BLOCK_ROWS:
         raise UserError(
@@ -75,17 +76,15 @@ def paired_rows(intermediate: int, device: torch.device | str = "cpu") -> Tensor
     return torch.cat([channels, channels + intermediate], 1).flatten()
 
 
-def chunks(k: int) -> int:
-    """Chunks that K columns take."""
-    return -(-k // CHUNK)
-
-
 def _pack(packed: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     experts, rows, groups = scale.shape
     count = chunks(groups * GROUP)
     padding = count * CHUNK // GROUP - groups
     codes = F.pad(unpack(packed), (0, padding * GROUP))
     scale = F.pad(scale, (0, padding), value=NEUTRAL_SCALE)
+    if (codes.view(*scale.shape, GROUP)[scale == 0] & 7).any():
+        raise UserError("an expert has weights under scale 2^-127 (E8M0 byte 0)", "check the checkpoint they came from")
+    scale = torch.where(scale == 0, NEUTRAL_SCALE, scale)
 
     # Axes: expert, block, row half, g, chunk, group, q, step, register pair, element of a register.
     codes = codes.view(experts, rows // BLOCK_ROWS, 2, 8, count, 2, 4, 2, 2, 2)
@@ -102,7 +101,9 @@ def _pack(packed: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     # [expert, block, row half, g, chunk, group]
     scale = scale.view(experts, rows // BLOCK_ROWS, 2, 8, count, 2).long()
     scales = sum(scale[:, :, half, ..., group] << 8 * (2 * group + half) for half in range(2) for group in range(2))
-    return _int32(words), _int32(scales)
+    # [expert, block, g, chunk] -> [expert, block, vector, g, chunk of the vector]
+    width = vector(count)
+    return _int32(words), _int32(scales.unflatten(3, (-1, width)).transpose(2, 3))
 
 
 def _spread(code: int, places: tuple[int, ...]) -> int:

@@ -22,7 +22,7 @@ def gpu(device: str | torch.device) -> torch.device:
     for module, package in (("fla", "fla-core"), ("triton", "triton"), ("cuda.bindings", "cuda-bindings")):
         if not _installed(module):
             raise UserError(f"the stock path needs {package}, which is not installed", _HOW)
-    return device
+    return device if device.index is not None else torch.device("cuda", torch.cuda.current_device())
 
 
 def _installed(module: str) -> bool:

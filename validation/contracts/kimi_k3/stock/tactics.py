@@ -1,0 +1,69 @@
+"""How the expert kernels are cut for a size: host arithmetic alone, shared by packing, compilation and launches."""
+
+from dataclasses import dataclass
+
+CHUNK = 64
+"""Columns that one 16-byte load of every lane of a warp covers, 16 rows high"""
+GROUP_TOKENS = 8
+"""Tokens of a unit: the columns of one MMA"""
+_MAX_SLICE = 16
+"""Chunks of k that a warp of the first projection takes"""
+_QUEUE = 8
+"""Chunks that a warp has in flight, at most"""
+
+
+@dataclass(frozen=True)
+class First:
+    """The first projection: k is split over the warps of a block."""
+
+    warps: int
+    depth: int
+    """Chunks in flight"""
+
+
+@dataclass(frozen=True)
+class Second:
+    """The second projection: a warp walks row blocks that lie behind each other."""
+
+    each: int
+    """Row blocks of a warp"""
+    depth: int
+
+
+def chunks(k: int) -> int:
+    """Chunks that k columns take, padding included."""
+    return -(-k // CHUNK)
+
+
+def vector(count: int) -> int:
+    """Scale words that a lane loads at once, of `count` chunks."""
+    return next(width for width in (2, 1) if count % width == 0)
+
+
+def first(count: int) -> First:
+    """For `count` chunks of k: few warps with long slices, whole scale vectors each."""
+    width = vector(count)
+    share = max(n for n in range(width, _MAX_SLICE + 1, width) if count % n == 0)
+    return First(count // share, _depth(share, width))
+
+
+def second(count: int, blocks: int) -> Second:
+    """For `blocks` row blocks of `count` chunks: short rows are walked several at a time, to fill the queue."""
+    each = max(n for n in range(1, max(1, _QUEUE // count) + 1) if blocks % n == 0)
+    return Second(each, _depth(each * count, vector(count)))
+
+
+def max_units(rows: int, top_k: int, experts: int) -> int:
+    """The most units that a step can have: the sum over experts of ceil(tokens / 8)."""
+    pairs = rows * top_k
+    return min(pairs, experts + pairs // GROUP_TOKENS)
+
+
+def expected_units(rows: int, top_k: int, experts: int) -> int:
+    """About as many as uniform routing fills. Blocks loop over units, so that more of them cost time only."""
+    distinct = experts * (1 - (1 - top_k / experts) ** rows)
+    return min(max_units(rows, top_k, experts), round(distinct) + 1)
+
+
+def _depth(total: int, width: int) -> int:
+    return min(total, _QUEUE) // width * width
