@@ -38,11 +38,15 @@ from fasttrack_validation.contracts.kimi_k3.stock.step import Tables
 
 CONTEXT = 4096
 """Cached tokens of each request"""
-LAYERS = 3
+LAYERS = 5
 """Layers of one kind in a chain, each with its own weights"""
 NUMBER = 13
 """The number whose AttnRes bookkeeping the layers of a chain have: two banked blocks and the stream"""
 REPLAYS = 15
+COLD = 1 << 28
+"""Bytes of weights that a timed piece rotates over"""
+CALLS = 12
+"""Calls of a piece in a graph, at least"""
 GPU = {"device": "cuda"}
 
 
@@ -316,53 +320,70 @@ def time_layers(of: Architecture, path, kind: str, moes, requests: int, width: i
         ),
     }  # fmt: skip
     if kind == "KDA":
-        yield {
-            "piece": "MoE", "rows": rows,
-            "us": replay_us(lambda: [path.mlp(x[i], layers[i].mlp) for i in attend], LAYERS),
-        }  # fmt: skip
-        yield from time_pieces(of, path, layers, states, tables, x, number)
+        us = replay_us(lambda: [path.mlp(x[i], layers[i].mlp) for i in attend], LAYERS)
+        yield {"piece": "MoE", "rows": rows, "us": us}
+    if width == 1:
+        pieces = time_pieces if kind == "KDA" else time_mla
+        yield from pieces(of, path, layers[0], states[0], tables, x[0], number)
 
 
-def time_pieces(of: Architecture, path, layers, states, tables, x, number: int) -> Iterator[dict]:
-    """The launches of a KDA layer one by one, weights rotated over the layers of the chain."""
+def piece_us(call: Callable[..., object], *weights: Tensor) -> float:
+    """Time of one call, in a graph of many, each with a copy of `weights` of its own."""
+    nbytes = sum(tensor.nbytes for tensor in weights)
+    calls = max(CALLS, -(-COLD // nbytes)) if weights else CALLS
+    copies = [[tensor.clone() for tensor in weights] for _ in range(calls)]
+    return replay_us(lambda: [call(*each) for each in copies], calls)
+
+
+def time_pieces(of: Architecture, path, layer, state: State, tables: Tables, x: Tensor, number: int) -> Iterator[dict]:
+    """The launches of a KDA layer one by one. The recurrent state may be in the cache, weights are not."""
     from fasttrack_validation.contracts.kimi_k3.stock import pointwise
     from fasttrack_validation.contracts.kimi_k3.stock.attn_res import Stream
 
-    rows = len(x[0])
+    attention, mlp, cache = layer.attention, layer.mlp, state.ranks[0][number]
     moe = path.moe(of.moe.expert_intermediate_size)
-    at = range(LAYERS)
-    attention, mlp = [layer.attention for layer in layers], [layer.mlp for layer in layers]
-    projected = [x[i] @ attention[i].in_proj.T for i in at]
-    cores = [path.kda.core(projected[i], attention[i], states[i].ranks[0][number], tables) for i in at]
-    logits = [moe.logits(x[i], mlp[i]) for i in at]
-    latent = [torch.randn(rows, of.moe.latent_size, **GPU).bfloat16() for _ in at]
-    bank = torch.randn(8, rows, of.hidden_size, **GPU).bfloat16()
+    projected = x @ attention.in_proj.T
+    core = path.kda.core(projected, attention, cache, tables)
+    logits = moe.logits(x, mlp)
+    latent = torch.randn(len(x), of.moe.latent_size, **GPU).bfloat16()
+    bank = torch.randn(8, *x.shape, **GPU).bfloat16()
 
-    def mix(i: int, blocks: int):
-        stream = Stream(x[i].clone(), bank[:blocks], of.attn_res_block_size)
-        stream.head_input(layers[i].mlp_mix, of.eps.backbone)
+    def mix(blocks: int) -> None:
+        Stream(x, bank[:blocks], of.attn_res_block_size).head_input(layer.mlp_mix, of.eps.backbone)
 
-    pieces = {
-        "KDA in-projection": lambda i: x[i] @ attention[i].in_proj.T,
-        "KDA core (gate, conv, recurrence, norm)": lambda i: path.kda.core(
-            projected[i], attention[i], states[i].ranks[0][number], tables
+    for name, call, weights in (
+        ("AttnRes of 3 sources", lambda: mix(2), ()),
+        ("AttnRes of 9 sources", lambda: mix(8), ()),
+        ("KDA in-projection", lambda w: x @ w.T, (attention.in_proj,)),
+        ("KDA core (4)", lambda: path.kda.core(projected, attention, cache, tables), ()),
+        ("o_proj", lambda w: core @ w.T, (attention.o_proj,)),
+        ("router", lambda w: torch.mm(x, w.T, out_dtype=torch.float32), (mlp.router,)),
+        ("top-16 and grouping", lambda: moe.experts.route(logits, mlp.correction_bias), ()),
+        ("latent down", lambda w: x @ w.T, (mlp.latent_down,)),
+        (
+            "shared expert",
+            lambda up, down: pointwise.situ(x @ up.T, of.situ) @ down.T,
+            (mlp.shared_gate_up, mlp.shared_down),
         ),
-        "o_proj": lambda i: cores[i] @ attention[i].o_proj.T,
-        "router": lambda i: moe.logits(x[i], mlp[i]),
-        "top-16 and grouping": lambda i: moe.experts.route(logits[i], mlp[i].correction_bias),
-        "latent down": lambda i: moe.latent(x[i], mlp[i]),
-        "shared expert (3)": lambda i: (
-            pointwise.situ(x[i] @ mlp[i].shared_gate_up.T, of.situ) @ mlp[i].shared_down.T
-        ),
-        "latent norm": lambda i: pointwise.rms_norm(latent[i], mlp[i].latent_norm, 1e-5),
-        "latent up": lambda i: torch.addmm(x[i], latent[i], mlp[i].latent_up.T),
-        "copy + AttnRes of 3 sources": lambda i: mix(i, 2),
-        "copy + AttnRes of 9 sources": lambda i: mix(i, 8),
-        "copy": lambda i: x[i].clone(),
-    }
-    for name, call in pieces.items():
-        us = replay_us(lambda call=call: [call(i) for i in at for _ in range(1)], LAYERS)
-        yield {"piece": name, "rows": rows, "us": us}
+        ("latent norm", lambda: pointwise.rms_norm(latent, mlp.latent_norm, of.eps.backbone), ()),
+        ("latent up with sum", lambda w: torch.addmm(x, latent, w.T), (mlp.latent_up,)),
+    ):
+        yield {"piece": name, "rows": len(x), "us": piece_us(call, *weights)}
+
+
+def time_mla(of: Architecture, path, layer, state: State, tables: Tables, x: Tensor, number: int) -> Iterator[dict]:
+    """The launches of an MLA layer that a KDA layer does not have."""
+    attention, cache = layer.attention, state.ranks[0][number]
+    heads = of.mla.heads
+    queries = torch.randn(len(x), heads, of.mla.qk_nope_head_dim + of.mla.qk_rope_head_dim, **GPU).bfloat16()
+    absorbed = torch.randn(heads, len(x), of.mla.kv_lora_rank, **GPU).bfloat16()
+    low = torch.randn(len(x), of.mla.q_lora_rank, **GPU).bfloat16()
+    for name, call, weights in (
+        ("MLA in-projection", lambda w: x @ w.T, (attention.qkv_a_g,)),
+        ("MLA q_b", lambda w: low @ w.T, (attention.q_b,)),
+        ("MLA core (2)", lambda: path.mla.attend(absorbed, queries, cache, tables), ()),
+    ):
+        yield {"piece": name, "rows": len(x), "us": piece_us(call, *weights)}
 
 
 def main() -> None:

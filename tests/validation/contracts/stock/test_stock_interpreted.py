@@ -11,9 +11,10 @@ import pytest
 SUPPORT = Path(__file__).parents[3] / "support"
 
 # Same roundings in the same places.
-EXACT = ("mix and norm of every layer", "stream", "bank", "situ", "kda padded row", "mla padded row", "mla null page")
+EXACT = ("stream", "bank", "situ", "kda padded row", "mla padded row", "mla null page")
 # One rounding to bfloat16 that another order of summation, or rounding between kernels, can push over.
 NEAR = {
+    "mix and norm of every layer": 1e-3,
     "rms_norm": 1e-3,
     "kda output": 8e-3,
     "kda conv": 1e-3,

@@ -16,6 +16,18 @@ from ..layer_weights import MixWeights
 
 
 @triton.jit
+def _add_pairs(a, b, c, d):
+    return a + c, b + d
+
+
+@triton.jit
+def _logit(value, query, eps, d: tl.constexpr):
+    """value . query / sqrt(mean(value^2) + eps), in one reduction."""
+    product, square = tl.reduce((value * query, value * value), 0, _add_pairs)
+    return product * tl.rsqrt(square / d + eps)
+
+
+@triton.jit
 def _mix_norm_kernel(
     prefix,  # [rows, d] bf16: the stream; updated in place
     delta,  # [rows, d] bf16: what the last sublayer adds to it (or, if restart, replaces it with)
@@ -52,11 +64,20 @@ def _mix_norm_kernel(
 
     mixed = stream.to(tl.float32)
     if banked > 0:
-        largest = tl.sum(mixed * query) * tl.rsqrt(tl.sum(mixed * mixed) / d + eps)
+        # Four sources ahead: a reduction is a barrier, which loads do not pass.
+        blocks = bank + row + column
+        first = tl.load(blocks, valid, 0)
+        second = tl.load(blocks + bank_stride, valid & (banked > 1), 0)
+        third = tl.load(blocks + 2 * bank_stride, valid & (banked > 2), 0)
+        fourth = tl.load(blocks + 3 * bank_stride, valid & (banked > 3), 0)
+        largest = _logit(mixed, query, eps, d)
         total = 1.0
         for source in tl.static_range(banked):
-            value = tl.load(bank + source * bank_stride + row + column, valid, 0).to(tl.float32)
-            logit = tl.sum(value * query) * tl.rsqrt(tl.sum(value * value) / d + eps)
+            value = first.to(tl.float32)
+            first, second, third = second, third, fourth
+            if source + 4 < banked:
+                fourth = tl.load(bank + (source + 4) * bank_stride + row + column, valid, 0)
+            logit = _logit(value, query, eps, d)
             larger = tl.maximum(largest, logit)
             keep, weight = tl.exp(largest - larger), tl.exp(logit - larger)
             mixed = mixed * keep + value * weight

@@ -173,14 +173,14 @@ first(const uint4* weights, const u32* scales, const u16* latent, const int* uni
   }
 }
 
-// activated -> outputs [pairs, LATENT] bf16. grid (ceil(SECOND_BLOCKS / (SECOND_WARPS * SECOND_EACH)), units); a warp owns SECOND_EACH row
-// blocks.
-extern "C" __global__ void __launch_bounds__(32 * SECOND_WARPS)
-second(const uint4* weights, const u32* scales, const u16* activated, const int* unit_expert, const int* unit_pairs,
-       int max_units, u16* outputs) {
+// activated -> outputs [pairs, LATENT] bf16. grid (ceil(SECOND_BLOCKS / (SECOND_WARPS * EACH)), units); a warp owns EACH
+// row blocks.
+template <int EACH>
+__device__ __forceinline__ void project(const uint4* weights, const u32* scales, const u16* activated,
+                                        const int* unit_expert, const int* unit_pairs, int max_units, u16* outputs) {
   __shared__ Queue<SECOND_DEPTH, SECOND_VECTOR> queues[SECOND_WARPS];
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-  const int rows = (blockIdx.x * SECOND_WARPS + warp) * SECOND_EACH;
+  const int rows = (blockIdx.x * SECOND_WARPS + warp) * EACH;
   if (rows >= SECOND_BLOCKS) return;
   for (int unit = blockIdx.y; unit < max_units; unit += gridDim.y) {
     const int* pairs = unit_pairs + unit * GROUP_TOKENS;
@@ -188,7 +188,7 @@ second(const uint4* weights, const u32* scales, const u16* activated, const int*
     if (expert < 0) return;
     const int targets[2] = {__ldg(pairs + (lane & 3) * 2), __ldg(pairs + (lane & 3) * 2 + 1)};
     const size_t block = (size_t)expert * SECOND_BLOCKS + rows;
-    stream<SECOND_EACH, SECOND_CHUNKS, SECOND_DEPTH, SECOND_VECTOR>(
+    stream<EACH, SECOND_CHUNKS, SECOND_DEPTH, SECOND_VECTOR>(
         queues[warp], weights + block * SECOND_CHUNKS * 32 + lane,
         scales + block * SECOND_CHUNKS * 8 + (lane >> 2) * SECOND_VECTOR,
         activated + (size_t)pair * INTER_STRIDE + (lane & 3) * 8, [&](int index, const float (&sum)[4]) {
@@ -201,6 +201,19 @@ second(const uint4* weights, const u32* scales, const u16* activated, const int*
           }
         });
   }
+}
+
+// Few units: many warps, each soon done. Many: what a warp does once is spread over more rows.
+extern "C" __global__ void __launch_bounds__(32 * SECOND_WARPS)
+second_few(const uint4* weights, const u32* scales, const u16* activated, const int* unit_expert, const int* unit_pairs,
+           int max_units, u16* outputs) {
+  project<SECOND_FEW>(weights, scales, activated, unit_expert, unit_pairs, max_units, outputs);
+}
+
+extern "C" __global__ void __launch_bounds__(32 * SECOND_WARPS)
+second_many(const uint4* weights, const u32* scales, const u16* activated, const int* unit_expert, const int* unit_pairs,
+            int max_units, u16* outputs) {
+  project<SECOND_MANY>(weights, scales, activated, unit_expert, unit_pairs, max_units, outputs);
 }
 
 // routed [rows, LATENT] bf16 = sum over the TOP_K experts, best first, of weight times output. grid (., rows).
@@ -218,59 +231,69 @@ extern "C" __global__ void combine(const u32* outputs, const float* routing_weig
   routed[(size_t)row * (LATENT / 2) + pair_of_channels] = narrow(low) | (u32)narrow(high) << 16;
 }
 
-#define ROUTE_WARPS 8
-#define PER_LANE ((EXPERTS + 31) / 32)
+#define ROUTE_WARPS ((EXPERTS + 31) / 32)
+#define KEPT 16
+static_assert(ROUTE_WARPS <= 32 && TOP_K <= KEPT, "a block chooses up to 16 of up to 1024 experts");
 
-// A key that orders as the selection score does, +0 and -0 alike, NaN as -inf; 0 is below every score.
-__device__ __forceinline__ u32 key_of(float logit, float bias) {
-  float score = 1.f / (1.f + expf(-logit)) + bias;
+typedef unsigned long long u64;
+
+// Orders as the selection score does, +0 and -0 alike, NaN as -inf; equal scores by the lower expert first. 0 is least.
+__device__ __forceinline__ u64 key_of(float score, int expert) {
   if (score != score) score = -__int_as_float(0x7F800000);
   const u32 bits = __float_as_uint(score + 0.f);
-  return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+  return (u64)(bits & 0x80000000u ? ~bits : bits | 0x80000000u) << 32 | (u32)~expert;
 }
 
-// logits [rows, EXPERTS] float32 -> ids and weights [rows, TOP_K], best first, ties to the lower expert; then the last
-// block to finish groups the pairs (row * TOP_K + place) into units. `arrived` is zero before and after.
+// One step of a bitonic network across a warp.
+__device__ __forceinline__ u64 exchange(u64 key, int distance, bool keep_larger) {
+  const u64 other = __shfl_xor_sync(~0u, key, distance);
+  return (other > key) == keep_larger ? other : key;
+}
+
+// logits [rows, EXPERTS] float32 -> ids and weights [rows, TOP_K], best first, ties to the lower expert: a block sorts a
+// row's experts by the warp and merges the best of each pair of warps. The last block to finish then groups the pairs
+// (row * TOP_K + place) into units. `arrived` is zero before and after.
 extern "C" __global__ void __launch_bounds__(32 * ROUTE_WARPS)
 route(const float* logits, const float* bias, int rows, int max_units, int* ids, float* routing_weights,
       int* unit_expert, int* unit_pairs, u32* arrived) {
-  const int lane = threadIdx.x & 31, row = blockIdx.x * ROUTE_WARPS + (threadIdx.x >> 5);
-  if (row < rows) {
-    const float* mine = logits + (size_t)row * EXPERTS;
-    u32 keys[PER_LANE];
+  __shared__ float scores[EXPERTS];
+  __shared__ u64 best[ROUTE_WARPS][KEPT];
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, row = blockIdx.x;
+  u64 key = 0;
+  if (threadIdx.x < EXPERTS) {
+    const float score = 1.f / (1.f + expf(-logits[(size_t)row * EXPERTS + threadIdx.x]));
+    scores[threadIdx.x] = score;
+    key = key_of(score + bias[threadIdx.x], threadIdx.x);
+  }
 #pragma unroll
-    for (int j = 0; j < PER_LANE; j++) {
-      const int expert = j * 32 + lane;
-      keys[j] = expert < EXPERTS ? key_of(mine[expert], bias[expert]) : 0u;
+  for (int size = 2; size <= 32; size *= 2)
+#pragma unroll
+    for (int distance = size / 2; distance; distance /= 2)
+      key = exchange(key, distance, ((lane & distance) == 0) == ((lane & size) == 0));
+  for (int lists = ROUTE_WARPS; lists > 1; lists = (lists + 1) / 2) {
+    if (warp < lists && lane < KEPT) best[warp][lane] = key;
+    __syncthreads();
+    const int list = 2 * warp + (lane >= KEPT);  // The second list backwards makes the two one bitonic sequence.
+    if (warp < (lists + 1) / 2) {
+      key = list < lists ? best[list][lane < KEPT ? lane : 31 - lane] : 0;
+#pragma unroll
+      for (int distance = 16; distance; distance /= 2) key = exchange(key, distance, (lane & distance) == 0);
     }
-    int chosen = 0;
-#pragma unroll 1
-    for (int place = 0; place < TOP_K; place++) {
-      u32 best = 0;
-      int best_j = 0;
-#pragma unroll
-      for (int j = 0; j < PER_LANE; j++)
-        if (keys[j] > best) {
-          best = keys[j];
-          best_j = j;
-        }
-      const u32 top = __reduce_max_sync(~0u, best);
-      const u32 winner = __reduce_min_sync(~0u, best == top ? best_j * 32 + lane : ~0u);
-#pragma unroll
-      for (int j = 0; j < PER_LANE; j++)
-        if (j * 32 + lane == winner) keys[j] = 0;
-      if (lane == place) chosen = winner;
-    }
-    float score = lane < TOP_K ? 1.f / (1.f + expf(-mine[chosen])) : 0.f, total = score;
+    __syncthreads();
+  }
+  if (warp == 0) {
+    const int chosen = ~(u32)key;
+    const float score = lane < TOP_K ? scores[chosen] : 0.f;
+    float total = score;
 #pragma unroll
     for (int offset = 16; offset; offset >>= 1) total += __shfl_xor_sync(~0u, total, offset);
     if (lane < TOP_K) {
       ids[row * TOP_K + lane] = chosen;
       routing_weights[row * TOP_K + lane] = score / (total + 1e-20f) * ROUTED_SCALING;
-    }
-    if (rows == 1 && lane < TOP_K) {  // Its experts are distinct: each is a unit of its own.
-      unit_expert[lane] = chosen;
-      for (int i = 0; i < GROUP_TOKENS; i++) unit_pairs[lane * GROUP_TOKENS + i] = i ? -1 : lane;
+      if (rows == 1) {  // Its experts are distinct: each is a unit of its own.
+        unit_expert[lane] = chosen;
+        for (int i = 0; i < GROUP_TOKENS; i++) unit_pairs[lane * GROUP_TOKENS + i] = i ? -1 : lane;
+      }
     }
   }
   if (rows == 1) return;
@@ -305,10 +328,10 @@ route(const float* logits, const float* bias, int rows, int max_units, int* ids,
     const int other = __shfl_up_sync(~0u, before, offset);
     if (lane >= offset) before += other;
   }
-  if (lane == 31) warp_units[threadIdx.x >> 5] = before;
+  if (lane == 31) warp_units[warp] = before;
   __syncthreads();
   before -= total;
-  for (int w = 0; w < threadIdx.x >> 5; w++) before += warp_units[w];
+  for (int w = 0; w < warp; w++) before += warp_units[w];
 #pragma unroll
   for (int i = 0; i < per_thread; i++) {
     const int e = threadIdx.x * per_thread + i;

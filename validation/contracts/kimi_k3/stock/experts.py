@@ -16,8 +16,7 @@ LATENT_SCALE = 2.0**96
 """What the latents are multiplied by on their way in: see experts.cu"""
 
 _SOURCE = Path(__file__).with_name("experts.cu")
-_ROUTE_WARPS = 8
-_SECOND_WARPS = 8
+_SECOND_WARPS = 4
 _COMBINE_THREADS = 128
 
 
@@ -56,7 +55,8 @@ class Experts:
                 "FIRST_DEPTH": first.depth,
                 "FIRST_VECTOR": tactics.vector(latent_chunks),
                 "SECOND_WARPS": _SECOND_WARPS,
-                "SECOND_EACH": second.each,
+                "SECOND_FEW": second.few,
+                "SECOND_MANY": second.many,
                 "SECOND_DEPTH": second.depth,
                 "SECOND_VECTOR": tactics.vector(chunks),
                 "SITU_BETA": float(architecture.situ.beta),
@@ -64,8 +64,8 @@ class Experts:
                 "ROUTED_SCALING": float(moe.routed_scaling_factor),
             },
         )
-        self._route, self._first, self._second, self._combine = (
-            module.kernel(name) for name in ("route", "first", "second", "combine")
+        self._route, self._first, self._second_few, self._second_many, self._combine = (
+            module.kernel(name) for name in ("route", "first", "second_few", "second_many", "combine")
         )
         self._arrived = torch.zeros(1, dtype=torch.int32, device="cuda")
 
@@ -84,8 +84,8 @@ class Experts:
             logits.new_empty(units, tactics.GROUP_TOKENS, dtype=torch.int32),
         )
         self._route(
-            (-(-rows // _ROUTE_WARPS), 1),
-            32 * _ROUTE_WARPS,
+            (rows, 1),
+            32 * -(-moe.experts // 32),
             [
                 logits,
                 correction_bias,
@@ -118,8 +118,11 @@ class Experts:
     def second(self, activated: Tensor, routes: Routes, w2: Packed) -> Tensor:
         """W2 of every pair's activation, [pairs, L] bf16."""
         outputs = activated.new_empty(len(activated), self._moe.latent_size)
-        self._second(
-            (-(-self._moe.latent_size // (16 * self._tactic2.each * _SECOND_WARPS)), self._parallel_units(routes)),
+        units = self._parallel_units(routes)
+        each = self._tactic2.each(units)
+        kernel = self._second_few if each == self._tactic2.few else self._second_many
+        kernel(
+            (-(-self._moe.latent_size // (16 * each * _SECOND_WARPS)), units),
             32 * _SECOND_WARPS,
             [w2.words, w2.scales, activated, routes.unit_expert, routes.unit_pairs, len(routes.unit_expert), outputs],
         )

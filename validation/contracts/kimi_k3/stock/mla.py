@@ -17,7 +17,12 @@ from .step import Tables
 
 _BLOCK_TOKENS = 64
 _MIN_TILE = 16
-"""Rows of the smallest tensor-core tile"""
+"""Queries of the smallest tile"""
+_RESIDENT = 1
+"""Blocks of the attention kernel that fit on a multiprocessor"""
+_WARPS = 4
+_STAGES = 2
+"""Tiles of 64 latent rows that are in shared memory: 74 KB each"""
 
 
 @triton.jit
@@ -108,17 +113,18 @@ def _attend_kernel(
     exists = token < count
     row = (start + token).to(tl.int64)
     c, s = tl.arange(0, latent_padded), tl.arange(0, shared_padded)
+    # Columns are a request's queries, so that the tokens' side fills the tensor cores and stays in shared memory.
     q = tl.load(
-        absorbed + (head * rows + row)[:, None] * latent + c[None, :], exists[:, None] & (c < latent)[None, :], 0
+        absorbed + (head * rows + row)[None, :] * latent + c[:, None], exists[None, :] & (c < latent)[:, None], 0
     )
     q_shared = tl.load(
-        queries + ((row * heads + head) * (nope + shared) + nope)[:, None] + s[None, :],
-        exists[:, None] & (s < shared)[None, :],
+        queries + ((row * heads + head) * (nope + shared) + nope)[None, :] + s[:, None],
+        exists[None, :] & (s < shared)[:, None],
         0,
     )
     largest = tl.full([tile], float("-inf"), tl.float32)
     total = tl.zeros([tile], tl.float32)
-    average = tl.zeros([tile, latent_padded], tl.float32)
+    average = tl.zeros([latent_padded, tile], tl.float32)
     for at in tl.range(begin, end, block):
         position = at + tl.arange(0, block)
         inside = position < end
@@ -126,21 +132,21 @@ def _attend_kernel(
         source = cache + page * page_stride + (position % page_size) * (latent + shared)
         key = tl.load(source[:, None] + c[None, :], inside[:, None] & (c < latent)[None, :], 0)
         key_shared = tl.load(source[:, None] + latent + s[None, :], inside[:, None] & (s < shared)[None, :], 0)
-        scores = tl.dot(q, tl.trans(key))
-        scores = tl.dot(q_shared, tl.trans(key_shared), scores) * scale
-        visible = inside[None, :] & (position[None, :] <= before + token[:, None])
+        scores = tl.dot(key, q)
+        scores = tl.dot(key_shared, q_shared, scores) * scale
+        visible = inside[:, None] & (position[:, None] <= before + token[None, :])
         scores = tl.where(visible, scores, float("-inf"))
-        larger = tl.maximum(largest, tl.max(scores, 1))
-        # A row that has seen nothing yet has no maximum to subtract.
+        larger = tl.maximum(largest, tl.max(scores, 0))
+        # A query that has seen nothing yet has no maximum to subtract.
         base = tl.where(larger == float("-inf"), 0.0, larger)
-        keep, weights = tl.exp2(largest - base), tl.exp2(scores - base[:, None])
-        total = total * keep + tl.sum(weights, 1)
-        average = tl.dot(weights.to(tl.bfloat16), key, average * keep[:, None])
+        keep, weights = tl.exp2(largest - base), tl.exp2(scores - base[None, :])
+        total = total * keep + tl.sum(weights, 0)
+        average = tl.dot(tl.trans(key), weights.to(tl.bfloat16), average * keep[None, :])
         largest = larger
     seen = total > 0
-    average = average / tl.where(seen, total, 1.0)[:, None]
+    average = average / tl.where(seen, total, 1.0)[None, :]
     place = (split * rows + row) * heads + head
-    tl.store(context + place[:, None] * latent + c[None, :], average, exists[:, None] & (c < latent)[None, :])
+    tl.store(context + place[None, :] * latent + c[:, None], average, exists[None, :] & (c < latent)[:, None])
     tl.store(logsumexp + place, tl.where(seen, largest + tl.log2(tl.where(seen, total, 1.0)), float("-inf")), exists)
 
 
@@ -226,8 +232,8 @@ class Mla:
             triton.next_power_of_2(sizes.qk_rope_head_dim),
             triton.next_power_of_2(max(tables.width * heads, _MIN_TILE)),
             _BLOCK_TOKENS,
-            num_warps=4 if tables.width * heads <= 32 else 8,
-            num_stages=2,
+            num_warps=_WARPS,
+            num_stages=_STAGES,
         )
         out = torch.empty_like(absorbed)
         _merge_kernel[(rows, heads)](
@@ -246,7 +252,7 @@ class Mla:
 
     def splits(self, requests: int, max_tokens: int) -> int:
         """Parts that a request's rows are read in: enough to fill the card, none smaller than a block of tokens."""
-        return max(1, min(self._processors // requests, triton.cdiv(max_tokens, _BLOCK_TOKENS)))
+        return max(1, min(_RESIDENT * self._processors // requests, triton.cdiv(max_tokens, _BLOCK_TOKENS)))
 
     def _norm_insert(self, projected: Tensor, weights: MlaWeights, cache: LatentCache, tables: Tables) -> Tensor:
         sizes = self._sizes

@@ -8,8 +8,12 @@ GROUP_TOKENS = 8
 """Tokens of a unit: the columns of one MMA"""
 _MAX_SLICE = 16
 """Chunks of k that a warp of the first projection takes"""
-_QUEUE = 8
-"""Chunks that a warp has in flight, at most"""
+_WALKS = (6, 24)
+"""Chunks that a warp of the second projection walks where units are few and many, if its rows are shorter"""
+_FEW = 32
+"""Units up to which they are few"""
+_QUEUE = 4
+"""Chunks that a warp has in flight: more of them would take the activations' share of L1"""
 
 
 @dataclass(frozen=True)
@@ -25,9 +29,14 @@ class First:
 class Second:
     """The second projection: a warp walks row blocks that lie behind each other."""
 
-    each: int
-    """Row blocks of a warp"""
+    few: int
+    """Row blocks of a warp where units are few"""
+    many: int
     depth: int
+
+    def each(self, units: int) -> int:
+        """Row blocks of a warp for this many units."""
+        return self.few if units <= _FEW else self.many
 
 
 def chunks(k: int) -> int:
@@ -48,9 +57,11 @@ def first(count: int) -> First:
 
 
 def second(count: int, blocks: int) -> Second:
-    """For `blocks` row blocks of `count` chunks: short rows are walked several at a time, to fill the queue."""
-    each = max(n for n in range(1, max(1, _QUEUE // count) + 1) if blocks % n == 0)
-    return Second(each, _depth(each * count, vector(count)))
+    """For `blocks` row blocks of `count` chunks: short rows are walked several at a time."""
+    few, many = (
+        max(n for n in range(1, max(1, walk // count) + 1) if blocks % n == 0) for walk in _WALKS
+    )
+    return Second(few, many, _depth(few * count, vector(count)))
 
 
 def max_units(rows: int, top_k: int, experts: int) -> int:
