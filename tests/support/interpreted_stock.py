@@ -22,20 +22,20 @@ from fasttrack_validation.contracts.kimi_k3.step.mla import Mla as PlainMla  # n
 from fasttrack_validation.contracts.kimi_k3.step.norm import rms_norm  # noqa: E402
 from fasttrack_validation.contracts.kimi_k3.step.precision import PUBLISHED  # noqa: E402
 from fasttrack_validation.contracts.kimi_k3.step.situ import situ  # noqa: E402
-from fasttrack_validation.contracts.kimi_k3.step.state import PADDING, Batch  # noqa: E402
+from fasttrack_validation.contracts.kimi_k3.step.state import PADDING, Batch, State  # noqa: E402
 from fasttrack_validation.judge.interpreter import arithmetic, device_library  # noqa: E402
 
 # bfloat16 arithmetic and casts of Triton's interpreter, corrected; memory as it comes.
 arithmetic.install()
 device_library.install()
-torch.cuda.get_device_properties = lambda: types.SimpleNamespace(multi_processor_count=16)
+torch.cuda.get_device_properties = lambda: types.SimpleNamespace(multi_processor_count=6)
 
 from fasttrack_validation.contracts.kimi_k3.stock import attn_res, kda, mla, pointwise  # noqa: E402
 from fasttrack_validation.contracts.kimi_k3.stock.step import Tables  # noqa: E402
 
 OF, WEIGHTS = k3_weights.pico(), k3_weights.pico_weights()
 BATCH = Batch(torch.zeros(8, dtype=torch.int64), (0, PADDING, 1, 2), (3, 1, 2, 2))
-LENGTHS = [130, 5, 70]
+LENGTHS = [70, 5, 18]
 PADDED_ROW = 3
 
 
@@ -89,10 +89,12 @@ def attention() -> dict[str, float]:
     rng = torch.Generator().manual_seed(3)
     x = torch.randn(len(BATCH.tokens), OF.hidden_size, generator=rng).bfloat16()
     found = {}
-    for kind, number in (("kda", OF.kda_layers[1]), ("mla", OF.mla_layers[0])):
-        from fasttrack_validation.contracts.kimi_k3.step.state import State
-
-        state = State.allocate(OF, 1, PUBLISHED, 3, 200, verify_width=3)
+    for kind, number, page_size in (
+        ("kda", OF.kda_layers[1], 16),
+        ("mla, small pages", OF.mla_layers[0], 16),
+        ("mla", OF.mla_layers[0], 64),
+    ):
+        state = State.allocate(OF, 1, PUBLISHED, 3, 90, verify_width=3, page_size=page_size)
         state.lengths = list(LENGTHS)
         for tensor in vars(state.ranks[0][number]).values():
             tensor.normal_(0, 0.3, generator=rng)

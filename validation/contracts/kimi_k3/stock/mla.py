@@ -16,6 +16,7 @@ from . import pointwise
 from .step import Tables
 
 _BLOCK_TOKENS = 64
+_MERGED_COLUMNS = 64
 _MIN_TILE = 16
 """Queries of the smallest tile"""
 _RESIDENT = 1
@@ -99,6 +100,7 @@ def _attend_kernel(
     shared_padded: tl.constexpr,
     tile: tl.constexpr,  # rows of a request times heads, padded
     block: tl.constexpr,
+    whole: tl.constexpr,  # a block of tokens lies in one page
 ):
     request, split, splits = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     start = tl.load(starts + request)
@@ -128,8 +130,12 @@ def _attend_kernel(
     for at in tl.range(begin, end, block):
         position = at + tl.arange(0, block)
         inside = position < end
-        page = tl.load(pages + request * pages_stride + position // page_size, inside, 0)
-        source = cache + page * page_stride + (position % page_size) * (latent + shared)
+        if whole:
+            page = tl.load(pages + request * pages_stride + at // page_size)
+            source = cache + page * page_stride + (at % page_size + tl.arange(0, block)) * (latent + shared)
+        else:
+            page = tl.load(pages + request * pages_stride + position // page_size, inside, 0)
+            source = cache + page * page_stride + (position % page_size) * (latent + shared)
         key = tl.load(source[:, None] + c[None, :], inside[:, None] & (c < latent)[None, :], 0)
         key_shared = tl.load(source[:, None] + latent + s[None, :], inside[:, None] & (s < shared)[None, :], 0)
         scores = tl.dot(key, q)
@@ -159,21 +165,21 @@ def _merge_kernel(
     splits,
     heads: tl.constexpr,
     latent: tl.constexpr,
-    latent_padded: tl.constexpr,
+    columns: tl.constexpr,
     splits_padded: tl.constexpr,
 ):
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     split = tl.arange(0, splits_padded)
     each = tl.load(logsumexp + (split * rows + row) * heads + head, split < splits, float("-inf"))
-    largest = tl.max(each)
-    weights = tl.exp2(each - largest)
-    total = tl.sum(weights)
-    c = tl.arange(0, latent_padded)
-    merged = tl.zeros([latent_padded], tl.float32)
-    for i in range(splits):
-        weight = tl.exp2(tl.load(logsumexp + (i * rows + row) * heads + head) - largest) / total
-        value = tl.load(context + ((i * rows + row) * heads + head) * latent + c, c < latent, 0)
-        merged += weight * value
+    weights = tl.exp2(each - tl.max(each))
+    weights /= tl.sum(weights)
+    c = tl.program_id(2) * columns + tl.arange(0, columns)
+    parts = tl.load(
+        context + ((split * rows + row) * heads + head)[:, None] * latent + c[None, :],
+        (split < splits)[:, None] & (c < latent)[None, :],
+        0,
+    )
+    merged = tl.sum(parts * weights[:, None], 0)
     tl.store(out + (head * rows + row) * latent + c, merged.to(tl.bfloat16), c < latent)
 
 
@@ -232,11 +238,12 @@ class Mla:
             triton.next_power_of_2(sizes.qk_rope_head_dim),
             triton.next_power_of_2(max(tables.width * heads, _MIN_TILE)),
             _BLOCK_TOKENS,
+            page_size % _BLOCK_TOKENS == 0,
             num_warps=_WARPS,
             num_stages=_STAGES,
         )
         out = torch.empty_like(absorbed)
-        _merge_kernel[(rows, heads)](
+        _merge_kernel[(rows, heads, triton.cdiv(latent, _MERGED_COLUMNS))](
             context,
             logsumexp,
             out,
@@ -244,7 +251,7 @@ class Mla:
             splits,
             heads,
             latent,
-            triton.next_power_of_2(latent),
+            _MERGED_COLUMNS,
             triton.next_power_of_2(splits),
             num_warps=4,
         )
