@@ -3,8 +3,8 @@
 python benchmarks/stock_layer.py --tp 8 16 --rows 1 4 16 64        everything, as a table and with --out as JSON
 
 Layers replay as one CUDA graph of several layers with weights of their own, which is several times the L2 cache, so
-that each layer finds its weights in memory. One rank alone: communication is neither done nor timed. Floors divide the
-bytes that must be read by the bandwidth that a large read reaches in the same run.
+that each layer finds its weights in memory; launches are counted from the graph of one layer. Medians of replays. One rank
+alone: communication is neither done nor timed. Experts and shared expert read what random routing chooses.
 """
 
 import argparse

@@ -1,7 +1,6 @@
 """Absorbed MLA of one rank in decode over a paged latent cache: cuBLAS products around own Triton split-KV attention.
 
-Nine launches. FlashMLA and FlashAttention 3 ship no wheels that a user installs beside any torch, so the core is ours:
-all heads of a request share each latent row that is read, the row being key and value at once.
+All heads of a request share each latent row that is read, the row being key and value at once.
 """
 
 import torch
@@ -15,15 +14,15 @@ from ..step.state import LatentCache
 from . import pointwise
 from .step import Tables
 
-_BLOCK_TOKENS = 64
-_MERGED_COLUMNS = 64
-_MIN_TILE = 16
-"""Queries of the smallest tile"""
-_RESIDENT = 1
-"""Blocks of the attention kernel that fit on a multiprocessor"""
-_WARPS = 4
+_BLOCK_TOKENS = 32
+"""Latent rows of a tile: 37 KB, two of which are in shared memory"""
 _STAGES = 2
-"""Tiles of 64 latent rows that are in shared memory: 74 KB each"""
+_TILES = (16, 32)
+"""Queries (tokens of a request times heads) of a tile: accumulators of more do not fit in registers"""
+_WARPS = {16: 4, 32: 8}
+_RESIDENT = {16: 3, 32: 2}
+"""Blocks of the attention kernel on a multiprocessor, by tile"""
+_MERGED_COLUMNS = 64
 
 
 @triton.jit
@@ -98,7 +97,7 @@ def _attend_kernel(
     shared: tl.constexpr,
     latent_padded: tl.constexpr,
     shared_padded: tl.constexpr,
-    tile: tl.constexpr,  # rows of a request times heads, padded
+    tile: tl.constexpr,  # queries of a program, each a token of the request and a head
     block: tl.constexpr,
     whole: tl.constexpr,  # a block of tokens lies in one page
 ):
@@ -110,7 +109,7 @@ def _attend_kernel(
     share = tl.cdiv(tl.cdiv(length, splits), block) * block
     begin, end = split * share, tl.minimum((split + 1) * share, length)
 
-    index = tl.arange(0, tile)
+    index = tl.program_id(2) * tile + tl.arange(0, tile)
     token, head = index // heads, index % heads
     exists = token < count
     row = (start + token).to(tl.int64)
@@ -213,10 +212,18 @@ class Mla:
         sizes, heads, rows = self._sizes, self._heads, queries.shape[0]
         latent, requests = sizes.kv_lora_rank, len(tables.slots)
         page_size = cache.rows.shape[1]
-        splits = self.splits(requests, tables.pages.shape[1] * page_size)
+        queries_each = tables.width * heads
+        tile = min(_TILES[-1], max(_TILES[0], triton.next_power_of_2(queries_each)))
+        tiles = triton.cdiv(queries_each, tile)
+        # Enough to fill the card, none smaller than a block of tokens.
+        splits = min(
+            _RESIDENT[tile] * self._processors // (requests * tiles),
+            triton.cdiv(tables.pages.shape[1] * page_size, _BLOCK_TOKENS),
+        )
+        splits = max(1, splits)
         context = absorbed.new_empty(splits, rows, heads, latent, dtype=torch.float32)
         logsumexp = absorbed.new_empty(splits, rows, heads, dtype=torch.float32)
-        _attend_kernel[(requests, splits)](
+        _attend_kernel[(requests, splits, tiles)](
             absorbed,
             queries,
             cache.rows,
@@ -236,10 +243,10 @@ class Mla:
             sizes.qk_rope_head_dim,
             triton.next_power_of_2(latent),
             triton.next_power_of_2(sizes.qk_rope_head_dim),
-            triton.next_power_of_2(max(tables.width * heads, _MIN_TILE)),
+            tile,
             _BLOCK_TOKENS,
             page_size % _BLOCK_TOKENS == 0,
-            num_warps=_WARPS,
+            num_warps=_WARPS[tile],
             num_stages=_STAGES,
         )
         out = torch.empty_like(absorbed)
@@ -256,10 +263,6 @@ class Mla:
             num_warps=4,
         )
         return out
-
-    def splits(self, requests: int, max_tokens: int) -> int:
-        """Parts that a request's rows are read in: enough to fill the card, none smaller than a block of tokens."""
-        return max(1, min(_RESIDENT * self._processors // requests, triton.cdiv(max_tokens, _BLOCK_TOKENS)))
 
     def _norm_insert(self, projected: Tensor, weights: MlaWeights, cache: LatentCache, tables: Tables) -> Tensor:
         sizes = self._sizes
