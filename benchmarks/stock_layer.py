@@ -3,8 +3,8 @@
 python benchmarks/stock_layer.py --tp 8 16 --rows 1 4 16 64        everything, as a table and with --out as JSON
 
 Layers replay as one CUDA graph of several layers with weights of their own, which is several times the L2 cache, so
-that each layer finds its weights in memory; launches are counted from the graph of one layer. Medians of replays. One rank
-alone: communication is neither done nor timed. Experts and shared expert read what random routing chooses.
+that each layer finds its weights in memory; launches are counted from the graph of one layer. Medians of replays. One
+rank alone: communication is neither done nor timed. Experts and shared expert read what random routing chooses.
 """
 
 import argparse
@@ -223,7 +223,8 @@ def check_layer(of: Architecture, path, kind: str, moe: MoeWeights, requests: in
         per_row = [error(out[row].double() - prefix[row], exact[row] - prefix[row]) for row in range(rows)]
         yield {"check": f"{name}: {who} output, worst row", "error": max(per_row)}
         for cache_name, tensor in vars(cache).items():
-            yield {"check": f"{name}: {who} {cache_name}", "error": error(tensor[1:], vars(exact_cache)[cache_name][1:])}
+            exact_tensor = vars(exact_cache)[cache_name]
+            yield {"check": f"{name}: {who} {cache_name}", "error": error(tensor[1:], exact_tensor[1:])}
 
 
 def check_experts(of: Architecture, path, moe: MoeWeights, packed, rows: int) -> Iterator[dict]:

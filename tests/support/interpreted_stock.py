@@ -1,4 +1,4 @@
-"""Runs the stock path's Triton kernels in Triton's interpreter and prints, as JSON, how far they are from the plain path.
+"""Runs the stock path's Triton kernels in Triton's interpreter and prints as JSON how far they are from plain.
 
 A script of its own: whether kernels are interpreted is decided when triton is imported.
 """

@@ -64,7 +64,7 @@ def stock_to_gpu(part):
 
 @pytest.mark.gpu
 def test_two_steps_of_nano_are_as_near_to_the_oracle_as_the_plain_path(path):
-    """Ragged requests with padding, 1 to 3 tokens each; what was accepted in the first step is where the second starts."""
+    """Ragged requests with padding; what was accepted in the first step is where the second starts."""
     model = decisive(k3_weights.nano_weights())
     prepared = [path.prepare(number, layer) for number, layer in model.layers.items()]
     prompts = Batch(k3_weights.tokens(NANO, 70), (0, 1), (60, 10))

@@ -1,4 +1,4 @@
-"""The stock path of a decode step on a GPU: one rank's layers from the best pieces that a user of the card has today."""
+"""The stock path of a decode step on a GPU: one rank's layers from the best pieces a user of the card has today."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING

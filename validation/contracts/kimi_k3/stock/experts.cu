@@ -1,12 +1,13 @@
 // Routed MXFP4 experts of one rank, W4A16: choose, group, first projection with SiTU, second projection, weighted sum.
 //
-// Constants from the host: EXPERTS, TOP_K, LATENT, INTER (local channels), and what `tactics.py` makes of them. Weights lie as `packing.py` describes: one 16-byte load of
-// a lane is four 16 x 16 fragments (64 columns of k), weights being the first operand of mma.m16n8k16, so that one to
-// eight tokens of an expert cost the same. A unit is an expert with up to eight of its tokens; -1 ends a list.
+// Constants from the host: EXPERTS, TOP_K, LATENT, INTER (local channels), and what `tactics.py` makes of them. Weights
+// lie as `packing.py` describes: one 16-byte load of a lane is four 16 x 16 fragments (64 columns of k), weights being
+// the first operand of mma.m16n8k16, so that one to eight tokens of an expert cost the same. A unit is an expert with
+// up to eight of its tokens; -1 ends a list.
 //
-// E2M1 becomes bfloat16 by moving bits: exponent and mantissa land on the lowest exponent bits, which reads as the value
-// times 2^-126. Activations therefore come in times 2^96 (exact: they stay far below 2^31), and sums leave times 2^30.
-// Rounded to bfloat16: gate, up, the activation, each expert's output, the weighted sum. All sums are float32.
+// E2M1 becomes bfloat16 by moving bits: exponent and mantissa land on the lowest exponent bits, which reads as the
+// value times 2^-126. Activations therefore come in times 2^96 (exact: they stay far below 2^31), and sums leave times
+// 2^30. Rounded to bfloat16: gate, up, the activation, each expert's output, the weighted sum. All sums are float32.
 
 typedef unsigned int u32;
 typedef unsigned short u16;
@@ -66,9 +67,9 @@ struct Queue {
   u32 scales[DEPTH / VECTOR][32][VECTOR];
 };
 
-// Walks BLOCKS row blocks of CHUNKS * 64 columns each, which lie behind each other in memory: after each, `done` gets the
-// block's index and the products of its 16 rows with eight tokens, times 2^-30. `weights` and `scales` point at this
-// lane's first fragment and row, `token` at the first column of this lane's token. Lane l gets rows l / 4 (first two
+// Walks BLOCKS row blocks of CHUNKS * 64 columns each, which lie behind each other in memory: after each, `done` gets
+// the block's index and the products of its 16 rows with eight tokens, times 2^-30. `weights` and `scales` point at
+// this lane's first fragment and row, `token` at the first column of this lane's token. Lane l gets rows l / 4 (first two
 // sums) and l / 4 + 8 (last two) of tokens 2 (l % 4) and 2 (l % 4) + 1.
 template <int BLOCKS, int CHUNKS, int DEPTH, int VECTOR, typename Done>
 __device__ __forceinline__ void stream(Queue<DEPTH, VECTOR>& queue, const uint4* weights, const u32* scales,
@@ -125,8 +126,8 @@ __device__ __forceinline__ float situ(float gate, float up) {
   return SITU_BETA * tanhf(gate / SITU_BETA) / (1.f + expf(-gate)) * (SITU_LINEAR_BETA * tanhf(up / SITU_LINEAR_BETA));
 }
 
-// The pair at `place` of a unit; its first where there is none, so that every lane has a token to read. Columns of an MMA
-// are independent, and what such a lane computes is not stored.
+// The pair at `place` of a unit; its first where there is none, so that every lane has a token to read. Columns of an
+// MMA are independent, and what such a lane computes is not stored.
 __device__ __forceinline__ int pair_of(const int* pairs, int place) {
   const int pair = __ldg(pairs + place);
   return pair < 0 ? __ldg(pairs) : pair;
@@ -173,8 +174,8 @@ first(const uint4* weights, const u32* scales, const u16* latent, const int* uni
   }
 }
 
-// activated -> outputs [pairs, LATENT] bf16. grid (ceil(SECOND_BLOCKS / (SECOND_WARPS * EACH)), units); a warp owns EACH
-// row blocks.
+// activated -> outputs [pairs, LATENT] bf16. grid (ceil(SECOND_BLOCKS / (SECOND_WARPS * EACH)), units); a warp owns
+// EACH row blocks.
 template <int EACH>
 __device__ __forceinline__ void project(const uint4* weights, const u32* scales, const u16* activated,
                                         const int* unit_expert, const int* unit_pairs, int max_units, u16* outputs) {
@@ -211,8 +212,8 @@ second_few(const uint4* weights, const u32* scales, const u16* activated, const 
 }
 
 extern "C" __global__ void __launch_bounds__(32 * SECOND_WARPS)
-second_many(const uint4* weights, const u32* scales, const u16* activated, const int* unit_expert, const int* unit_pairs,
-            int max_units, u16* outputs) {
+second_many(const uint4* weights, const u32* scales, const u16* activated, const int* unit_expert,
+            const int* unit_pairs, int max_units, u16* outputs) {
   project<SECOND_MANY>(weights, scales, activated, unit_expert, unit_pairs, max_units, outputs);
 }
 
@@ -250,8 +251,8 @@ __device__ __forceinline__ u64 exchange(u64 key, int distance, bool keep_larger)
   return (other > key) == keep_larger ? other : key;
 }
 
-// logits [rows, EXPERTS] float32 -> ids and weights [rows, TOP_K], best first, ties to the lower expert: a block sorts a
-// row's experts by the warp and merges the best of each pair of warps. The last block to finish then groups the pairs
+// logits [rows, EXPERTS] float32 -> ids and weights [rows, TOP_K], best first, ties to the lower expert: a block sorts
+// a row's experts by the warp and merges the best of each pair of warps. The last block to finish then groups the pairs
 // (row * TOP_K + place) into units. `arrived` is zero before and after.
 extern "C" __global__ void __launch_bounds__(32 * ROUTE_WARPS)
 route(const float* logits, const float* bias, int rows, int max_units, int* ids, float* routing_weights,

@@ -101,7 +101,7 @@ class Experts:
         return routes
 
     def __call__(self, latent: Tensor, routes: Routes, w13: Packed, w2: Packed) -> Tensor:
-        """This rank's partial sum [rows, L] bf16 from `latent` [rows, L] bf16, scaled by LATENT_SCALE: three launches."""
+        """This rank's partial sum [rows, L] bf16 from `latent` [rows, L] bf16 times LATENT_SCALE: three launches."""
         return self.combine(self.second(self.first(latent, routes, w13), routes, w2), routes)
 
     def first(self, latent: Tensor, routes: Routes, w13: Packed) -> Tensor:

@@ -1,4 +1,4 @@
-"""KDA of one rank in decode: cuBLAS projections, paged convolution (Triton), fla-core's recurrence, gated norm (Triton).
+"""KDA of one rank in decode: cuBLAS products, paged convolution (Triton), fla-core's recurrence, gated norm (Triton).
 
 Six launches on one stream. q, k, v and the core output are rounded to bfloat16 between them, as in serving stacks.
 """

@@ -1,14 +1,14 @@
 """MXFP4 matrices as the tensor cores read them: static weights, so the work is done once, when a layer is prepared.
 
-A matrix [N, K] is cut into blocks of 16 rows and chunks of 64 columns (K is padded with zeros under scale 1). A chunk of
-a block is 512 bytes: lane l of a warp loads 16 of them, four words, one for each `mma.m16n8k16` step of k. With g = l / 4
-and q = l % 4, word 2 a + s holds rows g and g + 8 at columns 32 a + 8 q + 4 s + {0, 1, 2, 3} of the chunk: columns are
-permuted within a scale group, so that a lane's activations for two steps are 16 contiguous bytes as well.
+A matrix [N, K] is cut into blocks of 16 rows and chunks of 64 columns (K is padded with zeros under scale 1). A chunk
+of a block is 512 bytes: lane l of a warp loads 16 of them, four words, one for each `mma.m16n8k16` step of k. With
+g = l / 4 and q = l % 4, word 2 a + s holds rows g and g + 8 at columns 32 a + 8 q + 4 s + {0, 1, 2, 3} of the chunk:
+columns are permuted within a scale group, so that a lane's activations for two steps are 16 contiguous bytes as well.
 
-Each half of a word holds four elements, of even columns in the low half: a mask leaves the first with its sign in bit 15
-and its E2M1 exponent and mantissa in bits 8 to 6, which is a bfloat16 of value times 2^-126; shifts by 3 and 6 bring the
-second and third there, and three masked shifts the fourth. Scale bytes of a chunk are one word for each g:
-(row g | row g + 8) of the first 32 columns, then of the second; words of two chunks lie together where the chunks are even.
+Each half of a word holds four elements, of even columns in the low half: a mask leaves the first with its sign in bit
+15 and its E2M1 exponent and mantissa in bits 8 to 6, which is a bfloat16 of value times 2^-126; shifts by 3 and 6 bring
+the second and third there, and three masked shifts the fourth. Scale bytes of a chunk are one word for each g:
+(row g | row g + 8) of the first 32 columns, then of the second; if chunks are even, words of two lie together.
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ from .tactics import CHUNK, chunks, vector
 BLOCK_ROWS = 16
 LANES = 32
 
-# Bit of a half-word that holds bits 0 to 3 (mantissa, exponent low, exponent high, sign) of the first to fourth element.
+# Where bits 0 to 3 (mantissa, exponent low, exponent high, sign) of the first to fourth element of a half lie.
 _PLACES = ((6, 7, 8, 15), (3, 4, 5, 12), (0, 1, 2, 9), (10, 11, 13, 14))
 
 # Experts converted at a time: temporaries take 8 bytes an element.
@@ -45,8 +45,8 @@ class Packed:
 def pack_rows(stack: Mxfp4, order: Tensor | None = None) -> Packed:
     """`stack` [E, N, K], its rows taken in `order` [N] if given, in fragment order on the same device.
 
-    Raises UserError if N is no multiple of 16, and for the two scales that the exponent field of a normal float does not
-    hold: NaN, and 2^-127 over anything but zeros.
+    Raises UserError if N is no multiple of 16, and for the two scales that the exponent field of a normal float does
+    not hold: NaN, and 2^-127 over anything but zeros.
     """
     if stack.packed.shape[-2] % BLOCK_ROWS:
         raise UserError(

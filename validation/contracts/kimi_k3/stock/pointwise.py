@@ -1,4 +1,4 @@
-"""Row-wise pieces between products: RMSNorm, SiTU, the two output gates. Each is one launch that rounds as published."""
+"""Row-wise pieces between products: RMSNorm, SiTU, the two output gates. Each is one launch, rounding as published."""
 
 import torch
 import triton

@@ -18,7 +18,8 @@ def gpu(device: str | torch.device) -> torch.device:
         raise UserError(f"the stock path needs a CUDA GPU, not {str(device)!r}", _HOW)
     capability = torch.cuda.get_device_capability(device)
     if capability < _MINIMUM:
-        raise UserError(f"the stock path needs compute capability 8.0, this GPU has {capability[0]}.{capability[1]}", _HOW)
+        has = ".".join(map(str, capability))
+        raise UserError(f"the stock path needs compute capability 8.0, this GPU has {has}", _HOW)
     for module, package in (("fla", "fla-core"), ("triton", "triton"), ("cuda.bindings", "cuda-bindings")):
         if not _installed(module):
             raise UserError(f"the stock path needs {package}, which is not installed", _HOW)
