@@ -69,7 +69,7 @@ struct Queue {
 
 // Walks BLOCKS row blocks of CHUNKS * 64 columns each, which lie behind each other in memory: after each, `done` gets
 // the block's index and the products of its 16 rows with eight tokens, times 2^-30. `weights` and `scales` point at
-// this lane's first fragment and row, `token` at the first column of this lane's token. Lane l gets rows l / 4 (first two
+// this lane's first fragment and row, `token` at the first column of its token. Lane l gets rows l / 4 (first two
 // sums) and l / 4 + 8 (last two) of tokens 2 (l % 4) and 2 (l % 4) + 1.
 template <int BLOCKS, int CHUNKS, int DEPTH, int VECTOR, typename Done>
 __device__ __forceinline__ void stream(Queue<DEPTH, VECTOR>& queue, const uint4* weights, const u32* scales,
