@@ -1,0 +1,141 @@
+"""The routed experts of one rank: `experts.cu` bound to a model's sizes, launched on tensors."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ..architecture import Architecture
+from ..layer_weights import Mxfp4
+from . import tactics
+from .nvrtc import Module
+from .packing import Packed, pack_rows, paired_rows
+
+LATENT_SCALE = 2.0**96
+"""What the latents are multiplied by on their way in: see experts.cu"""
+
+_SOURCE = Path(__file__).with_name("experts.cu")
+_SECOND_WARPS = 4
+_COMBINE_THREADS = 128
+
+
+@dataclass(frozen=True)
+class Routes:
+    """Where the tokens of a step go. A pair is row * top_k + place."""
+
+    ids: Tensor
+    """[rows, top_k] int32, best first"""
+    weights: Tensor
+    """[rows, top_k] float32"""
+    unit_expert: Tensor
+    """[units] int32: the expert of each unit, then -1"""
+    unit_pairs: Tensor
+    """[units, 8] int32: its pairs, then -1"""
+
+
+class Experts:
+    """Router choice and routed experts at one local intermediate size; shared by the layers of a model."""
+
+    def __init__(self, architecture: Architecture, intermediate: int) -> None:
+        moe = self._moe = architecture.moe
+        self._intermediate = intermediate
+        self._width = tactics.CHUNK * tactics.chunks(intermediate)
+        latent_chunks, chunks = tactics.chunks(moe.latent_size), tactics.chunks(intermediate)
+        self._tactic1 = first = tactics.first(latent_chunks)
+        self._tactic2 = second = tactics.second(chunks, moe.latent_size // 16)
+        module = Module(
+            _SOURCE,
+            {
+                "EXPERTS": moe.experts,
+                "TOP_K": moe.top_k,
+                "LATENT": moe.latent_size,
+                "INTER": intermediate,
+                "FIRST_WARPS": first.warps,
+                "FIRST_DEPTH": first.depth,
+                "FIRST_VECTOR": tactics.vector(latent_chunks),
+                "SECOND_WARPS": _SECOND_WARPS,
+                "SECOND_FEW": second.few,
+                "SECOND_MANY": second.many,
+                "SECOND_DEPTH": second.depth,
+                "SECOND_VECTOR": tactics.vector(chunks),
+                "SITU_BETA": float(architecture.situ.beta),
+                "SITU_LINEAR_BETA": float(architecture.situ.linear_beta),
+                "ROUTED_SCALING": float(moe.routed_scaling_factor),
+            },
+        )
+        self._route, self._first, self._second_few, self._second_many, self._combine = (
+            module.kernel(name) for name in ("route", "first", "second_few", "second_many", "combine")
+        )
+        self._arrived = torch.zeros(1, dtype=torch.int32, device="cuda")
+
+    def pack(self, w13: Mxfp4, w2: Mxfp4) -> tuple[Packed, Packed]:
+        """w13 [E, gate I | up I, L] and w2 [E, L, I] in fragment order. Raises UserError for sizes that do not fit."""
+        return pack_rows(w13, paired_rows(self._intermediate, w13.packed.device)), pack_rows(w2)
+
+    def route(self, logits: Tensor, correction_bias: Tensor) -> Routes:
+        """From router logits [rows, E] float32: one launch. Ties, zeros of both signs, NaN: as the plain path."""
+        rows, moe = len(logits), self._moe
+        units = tactics.max_units(rows, moe.top_k, moe.experts)
+        routes = Routes(
+            logits.new_empty(rows, moe.top_k, dtype=torch.int32),
+            logits.new_empty(rows, moe.top_k),
+            logits.new_empty(units, dtype=torch.int32),
+            logits.new_empty(units, tactics.GROUP_TOKENS, dtype=torch.int32),
+        )
+        self._route(
+            (rows, 1),
+            32 * -(-moe.experts // 32),
+            [
+                logits,
+                correction_bias,
+                rows,
+                len(routes.unit_expert),
+                routes.ids,
+                routes.weights,
+                routes.unit_expert,
+                routes.unit_pairs,
+                self._arrived,
+            ],
+        )
+        return routes
+
+    def __call__(self, latent: Tensor, routes: Routes, w13: Packed, w2: Packed) -> Tensor:
+        """This rank's partial sum [rows, L] bf16 from `latent` [rows, L] bf16 times LATENT_SCALE: three launches."""
+        return self.combine(self.second(self.first(latent, routes, w13), routes, w2), routes)
+
+    def first(self, latent: Tensor, routes: Routes, w13: Packed) -> Tensor:
+        """situ(W13 z) of every pair, [pairs, I padded to 64] bf16, scaled by LATENT_SCALE."""
+        new = latent.new_empty if self._width == self._intermediate else latent.new_zeros
+        activated = new(routes.ids.numel(), self._width)
+        self._first(
+            (self._intermediate // 8, self._parallel_units(routes)),
+            32 * self._tactic1.warps,
+            [w13.words, w13.scales, latent, routes.unit_expert, routes.unit_pairs, len(routes.unit_expert), activated],
+        )
+        return activated
+
+    def second(self, activated: Tensor, routes: Routes, w2: Packed) -> Tensor:
+        """W2 of every pair's activation, [pairs, L] bf16."""
+        outputs = activated.new_empty(len(activated), self._moe.latent_size)
+        units = self._parallel_units(routes)
+        each = self._tactic2.each(units)
+        kernel = self._second_few if each == self._tactic2.few else self._second_many
+        kernel(
+            (-(-self._moe.latent_size // (16 * each * _SECOND_WARPS)), units),
+            32 * _SECOND_WARPS,
+            [w2.words, w2.scales, activated, routes.unit_expert, routes.unit_pairs, len(routes.unit_expert), outputs],
+        )
+        return outputs
+
+    def combine(self, outputs: Tensor, routes: Routes) -> Tensor:
+        """The weighted sum over each token's experts, [rows, L] bf16."""
+        rows, latent = len(routes.ids), self._moe.latent_size
+        routed = outputs.new_empty(rows, latent)
+        self._combine(
+            (-(-latent // (2 * _COMBINE_THREADS)), rows), _COMBINE_THREADS, [outputs, routes.weights, routed]
+        )
+        return routed
+
+    def _parallel_units(self, routes: Routes) -> int:
+        return tactics.expected_units(len(routes.ids), self._moe.top_k, self._moe.experts)
