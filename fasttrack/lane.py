@@ -94,8 +94,10 @@ def propose(options: Options, services: Services, voice: Voice) -> Outcome:
     # Refuses now, not after the worktree is made.
     choice.proposer(agent, directory, contract.op(options.op), request.hardware, request.seed, scripted)
     workspace.check_branch(directory.checkout, request.branch)
-    for path in workspace.changed_paths(directory.checkout, f"models/{options.model}"):
-        voice.say(f"note: {path} differs from HEAD; the run starts from the commit {request.base[:12]}")
+    if dirty := workspace.changed_paths(directory.checkout, "."):
+        shown = ", ".join(dirty[:3]) + (f" and {len(dirty) - 3} more" if len(dirty) > 3 else "")
+        voice.say(f"note: the checkout has uncommitted changes ({shown}); they are neither used nor touched: "
+                  f"the run starts from the commit {request.base[:12]}")  # fmt: skip
     runs = runs_directory(directory.checkout)
     if options.dry_run:
         plan = f"would judge up to {request.rounds} candidates for {options.model}/{options.op}, then commit the picks"
