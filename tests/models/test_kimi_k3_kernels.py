@@ -44,7 +44,7 @@ def test_a_kernel_file_imports_only_torch_and_triton(path):
 @pytest.mark.parametrize("path", SPACES, ids=lambda path: path.name)
 def test_a_design_space_is_whole(path):
     space = tomllib.loads(path.read_text())
-    assert set(space) <= {"op", "entry", "parameters", "default", "exclude"}
+    assert set(space) <= {"op", "entry", "parameters", "default", "exclude", "in_flight"}
     assert (path.parent / space["entry"]).is_file()
     parameters = space["parameters"]
     points = [dict(zip(parameters, values, strict=True)) for values in itertools.product(*parameters.values())]
