@@ -22,7 +22,7 @@ from ..contracts.base import OpContract, TensorRole, Workload
 from ..digests import installed_judge_digest
 from ..errors import UserError
 from ..performance.hardware import profile
-from ..sandbox import JobStatus, Limits, Profile, Sandbox
+from ..sandbox import Limits, Profile, Sandbox
 from . import inspect_trial, stages
 from .candidate import Candidate
 from .diagnose import diagnose

@@ -1,5 +1,6 @@
 """Ops over the paged latent cache of an MLA layer: page tables, lengths, and who owns a page."""
 
+from abc import abstractmethod
 from typing import TYPE_CHECKING
 
 from ...tensors import DType
@@ -22,9 +23,9 @@ class PagedOp(RankOp):
 
     cache_role: TensorRole
 
+    @abstractmethod
     def table_width(self, rows: int) -> int:
         """w at a page size of 64."""
-        raise NotImplementedError
 
     def heads(self, tp: int) -> int:
         """Heads of one rank."""
