@@ -1,0 +1,106 @@
+"""The judge's handle on the stock path's process."""
+
+import multiprocessing
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import contextmanager
+
+from ..contracts.base import Workload
+from .plausibility import Reading
+from .slots import Rotation
+
+DEADLINE_SECONDS = 300
+# What the process may see of the caller's environment: where programs and drivers lie, nothing that tunes a library.
+_PASSED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "HOME", "TMPDIR", "CUDA_VISIBLE_DEVICES", "TRITON_CACHE_DIR")
+
+
+class StockFailed(Exception):
+    """The stock path did not run: the judge's side is at fault, never the candidate."""
+
+
+class StockProcess:
+    """A clean process in which the stock path is timed. A context manager; itself a `session.Contestant`."""
+
+    name = "stock"
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+        self.slots = 0
+        self.launches = 0
+
+    def __enter__(self) -> "StockProcess":
+        context = multiprocessing.get_context("spawn")
+        self._pipe, other = context.Pipe()
+        from .stock_worker import serve
+
+        self._process = context.Process(target=serve, args=(other, self._model), daemon=True)
+        with _clean_environment():
+            self._process.start()
+        other.close()
+        return self
+
+    def __exit__(self, *error) -> None:
+        self._pipe.close()
+        self._process.join(5)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+
+    def flags(self) -> Mapping[str, str]:
+        """Versions and global switches of the process, for the evidence."""
+        return self._ask("flags")
+
+    def ceiling(self, size: int = 800_000_000, repeats: int = 20) -> float:
+        """Bytes per second of one large read on this card, now."""
+        return self._ask("ceiling", size=size // 16384 * 16384, repeats=repeats)
+
+    def capture(self, op: str, workload: Workload, distribution: str, seeds: Sequence[int], rotation: Rotation) -> None:
+        """Lays out `rotation.slots` copies and captures the graph. Raises StockFailed when the path cannot run."""
+        self.slots = rotation.slots
+        self._point = {"op": op, "workload": workload.model_dump(mode="json")}
+        self.launches = self._ask(
+            "capture", **self._point, distribution=distribution, seeds=list(seeds), slots=rotation.slots,
+            shared_static=rotation.shared_static,
+        )  # fmt: skip
+
+    def restore(self, sets: Sequence[int]) -> None:
+        """As `session.Contestant`."""
+        self._ask("restore", sets=list(sets))
+
+    def replay(self) -> Reading:
+        """As `session.Contestant`."""
+        event, host = self._ask("replay")
+        return Reading(event_ns=event, host_ns=host)
+
+    def digests(self) -> None:
+        """Nobody suspects the stock path; `produced` lets its results be held against the oracle."""
+        return None
+
+    def produced(self, slot: int) -> Mapping[str, object]:
+        """Tensors (CPU, contiguous) that the last replay left in `slot`."""
+        return self._ask("produced", **self._point, slot=slot)
+
+    def _ask(self, command: str, **arguments):
+        try:
+            self._pipe.send((command, arguments))
+            if not self._pipe.poll(DEADLINE_SECONDS):
+                raise StockFailed(f"the stock path's process did not answer {command!r} within {DEADLINE_SECONDS} s")
+            outcome, value = self._pipe.recv()
+        except (EOFError, OSError) as error:
+            raise StockFailed(f"the stock path's process ended during {command!r} ({error or 'no answer'})") from error
+        if outcome != "ok":
+            raise StockFailed(value)
+        return value
+
+
+@contextmanager
+def _clean_environment():
+    """The child inherits only what it needs; the caller's environment is back afterwards."""
+    kept = dict(os.environ)
+    os.environ.clear()
+    os.environ.update({name: kept[name] for name in _PASSED if name in kept})
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(kept)
