@@ -11,7 +11,7 @@ class Modelled(Frozen):
     """An estimate by a stated model. Ranks candidates; is never shown as a measurement, never becomes a ratio."""
 
     microseconds: float
-    model: str = Field(description="identifier and version of the model, as documented in validation/timing/README.md")
+    model: str = Field(description="identifier and version of the model, as documented in validation/timing/model.py")
     hardware: str
     bound: str = Field(description="what the model says binds: launch, latency, bytes")
 
