@@ -106,8 +106,8 @@ def copy(x, o, n, BLOCK: tl.constexpr):
         "record.option", "ir_override",
         launch("copy[(1,)](buffers.x, buffers.o, 5, BLOCK=32, ir_override='/tmp/other.ptx')")),
     "unknown dtype": (
-        "record.dtype", "fp8e4nv",
-        launch("copy[(1,)](triton.reinterpret(buffers.x, tl.float8e4nv), buffers.o, 5, BLOCK=32)")),
+        "record.dtype", "fp8e4b15",
+        launch("copy[(1,)](triton.reinterpret(buffers.x, tl.float8e4b15), buffers.o, 5, BLOCK=32)")),
     "launch while preparing": (
         "record.launch_outside", "copy",
         launch(GO, before="def prepare(ctx, static, a, c):\n    copy[(1,)](static.w, static.w, 5, BLOCK=32)\n")),
