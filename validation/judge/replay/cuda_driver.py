@@ -82,6 +82,8 @@ class CudaDriver:
 
     def upload(self, address: int, host: int, size: int) -> None:
         _checked("cuMemcpyHtoD", cuda.cuMemcpyHtoD(address, host, size))
+        # It returns when the bytes are staged; kernels on other streams would not wait for the rest.
+        _checked("cuStreamSynchronize", cuda.cuStreamSynchronize(cuda.CUstream(0)))
 
     def download(self, host: int, address: int, size: int) -> None:
         _checked("cuMemcpyDtoH", cuda.cuMemcpyDtoH(host, address, size))
