@@ -36,12 +36,12 @@ _HOW = "see `nvidia-smi`; where the device stays lost, its machine has to be res
 class Device:
     """One device, held by a worker process that is started when needed and replaced after every fault.
 
-    `driver` is cuda or fake, `specification` what its `make` takes (for cuda the device's number). Not for use by
-    several threads at a time but through `session`, which takes its turn. Raises DeviceLost.
+    `driver` is cuda or fake, `specification` what its `make` takes (for cuda the device's number). A run that takes
+    longer than `run_seconds` is a hang. Threads take turns through `session`. Raises DeviceLost.
     """
 
-    def __init__(self, driver: str = "cuda", specification: str = "") -> None:
-        self._driver, self._specification = driver, specification
+    def __init__(self, driver: str = "cuda", specification: str = "", *, run_seconds: float = RUN_SECONDS) -> None:
+        self._driver, self._specification, self.run_seconds = driver, specification, run_seconds
         self._turn = threading.RLock()
         self._process: subprocess.Popen | None = None
         self._connection: socket.socket | None = None
@@ -149,7 +149,7 @@ class Device:
         seed, key = secrets.randbits(64), (secrets.randbits(64), secrets.randbits(64))
         expected = host_digest([drawn(seed, 0, _PROBE_BYTES // 8).astype("<u8").tobytes()], key)
         try:
-            answer = self.call("probe", {"size": _PROBE_BYTES, "seed": seed, "key": list(key)}, seconds=RUN_SECONDS)
+            answer = self.call("probe", {"size": _PROBE_BYTES, "seed": seed, "key": list(key)}, seconds=self.run_seconds)
         except DeviceFault as fault:
             self.close()
             raise DeviceLost(f"the device does not run a known kernel: {fault}", _HOW) from fault
@@ -215,7 +215,7 @@ class Session:
 
     def run(
         self, slots: Sequence[int], *, graph: bool = False, repeats: int = 1, delays: Mapping[str, int] | None = None,
-        roles: Sequence[str] = ("compute", "prefetch"), seconds: float = RUN_SECONDS,
+        roles: Sequence[str] = ("compute", "prefetch"), seconds: float | None = None,
     ) -> int:  # fmt: skip
         """Runs the plan on the slots, directly or captured in a graph, and waits; nanoseconds on the host's clock.
 
@@ -226,19 +226,19 @@ class Session:
             "slots": list(slots), "graph": graph, "repeats": repeats, "delays": dict(delays or {}),
             "roles": list(roles),
         }  # fmt: skip
-        return self._call("run", request, seconds=seconds)["host_ns"]
+        return self._call("run", request, seconds=seconds or self._device.run_seconds)["host_ns"]
 
     def capture(self, slots: Sequence[int], *, repeats: int = 1) -> int:
         """Captures one plan run for each slot, in order, in one graph; the number of launches in it."""
         return self._call("capture", {"slots": list(slots), "repeats": repeats})["launches"]
 
-    def replay(self, *, seconds: float = RUN_SECONDS) -> Elapsed:
+    def replay(self, *, seconds: float | None = None) -> Elapsed:
         """Launches the captured graph once and waits for the whole device."""
-        return Elapsed(**self._call("replay", {}, seconds=seconds))
+        return Elapsed(**self._call("replay", {}, seconds=seconds or self._device.run_seconds))
 
-    def restore(self, slots: Sequence[int]) -> None:
-        """Puts slots back to their images and refills all scratch with fresh noise."""
-        self._call("restore", {"slots": list(slots), "seed": secrets.randbits(63)})
+    def restore(self, slots: Sequence[int], *, counters: bool = True) -> None:
+        """Puts slots back to their images, `counters` only if asked, and refills all scratch with fresh noise."""
+        self._call("restore", {"slots": list(slots), "seed": secrets.randbits(63), "counters": counters})
 
     def digest(self, slots: Sequence[int], key: tuple[int, int], *, everything: bool = False) -> list[str]:
         """A keyed 128-bit digest of each slot's written regions (storage, gaps included, in the order of names).

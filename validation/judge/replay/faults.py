@@ -35,6 +35,7 @@ REASONS = {
     "parameters": "execution.parameters",
     "not_reproducible": "determinism.not_reproducible",
     "order_dependent": "determinism.missing_wait",
+    "epoch_dependent": "persistent.epoch_dependent",
     "prefetch_wrote": "prefetch.wrote",
     "prefetch_needed": "prefetch.needed",
 }

@@ -53,8 +53,14 @@ class Slot:
         self.allocation = self.driver.allocate(self.size + self.slack)
         self.base = self.allocation + self.lead
         self.kernels.noise(self.allocation, self.size + self.slack, self.seed, self.stream)
-        self._ranges = [(0, self.size + self.slack)] if self.whole else self._of(Kind.WRITTEN, Kind.COUNTER)
-        self._pristine = self.driver.allocate(max(1, sum(_padded(size) for _, size in self._ranges)))
+        self._ranges = self._kept()
+        self._pristine = self.driver.allocate(max(1, sum(_padded(size) for _, size, _ in self._ranges)))
+
+    def _kept(self) -> list[tuple[int, int, bool]]:
+        """(offset in the allocation, bytes, whether it is a counter) of what the image holds."""
+        counters = self._of(Kind.COUNTER)
+        others = _between(counters, self.size + self.slack) if self.whole else self._of(Kind.WRITTEN)
+        return [(*place, False) for place in others] + [(*place, True) for place in counters]
 
     def _of(self, *kinds: Kind) -> list[tuple[int, int]]:
         """(offset in the allocation, bytes) of the regions of some kinds, in the order of their names."""
@@ -70,16 +76,17 @@ class Slot:
     def keep(self) -> None:
         """Makes what is there now the image that `restore` returns to."""
         place = self._pristine
-        for offset, size in self._ranges:
+        for offset, size, _ in self._ranges:
             self.driver.copy(place, self.allocation + offset, size, self.stream)
             place += _padded(size)
         self.driver.synchronize()
 
-    def restore(self) -> None:
-        """Enqueues the copies that put back what a run may have changed; scratch as well where all of it is kept."""
+    def restore(self, counters: bool = True) -> None:
+        """Enqueues the copies that put back what a run may have changed, `counters` only where asked."""
         place = self._pristine
-        for offset, size in self._ranges:
-            self.driver.copy(self.allocation + offset, place, size, self.stream)
+        for offset, size, counter in self._ranges:
+            if counters or not counter:
+                self.driver.copy(self.allocation + offset, place, size, self.stream)
             place += _padded(size)
 
     def refresh(self, seed: int) -> None:
@@ -99,7 +106,7 @@ class Slot:
         for name in names:
             region = self.regions[name]
             start, place = self.lead + region.offset, self._pristine
-            for offset, size in self._ranges:
+            for offset, size, _ in self._ranges:
                 if offset <= start and start + region.bytes <= offset + size:
                     target = place + start - offset
                     self.driver.copy(target, self.allocation + start, region.bytes, self.stream)
@@ -110,13 +117,8 @@ class Slot:
         """(address, bytes) that a digest covers: the written regions, or all but scratch and counters."""
         if not everything:
             return [(self.allocation + offset, size) for offset, size in self._of(Kind.WRITTEN)]
-        free = sorted(self._of(Kind.SCRATCH, Kind.COUNTER))
-        found, start = [], 0
-        for offset, size in (*free, (self.size + self.slack, 0)):
-            end = -(-(offset + size) // 8) * 8  # a digest reads words; the few bytes that are left out are noise
-            found.append((self.allocation + start, offset - start))
-            start = end
-        return [(address, size) for address, size in found if size > 0]
+        free = self._of(Kind.SCRATCH, Kind.COUNTER)
+        return [(self.allocation + offset, size) for offset, size in _between(free, self.size + self.slack)]
 
     def read(self, host: int) -> None:
         """Copies the arena to host memory."""
@@ -156,6 +158,16 @@ class Slot:
             raise ValueError(f"scratch aligned to {align} bytes, at most {ALIGNMENT} are offered")
         self.extra.append((self.driver.allocate(size), size))
         return self.extra[-1][0]
+
+
+def _between(places: Iterable[tuple[int, int]], end: int) -> list[tuple[int, int]]:
+    """(offset, bytes) of what lies between the given places, up to `end`. Each starts at a multiple of eight bytes."""
+    found, start = [], 0
+    for offset, size in (*sorted(places), (end, 0)):
+        if offset > start:
+            found.append((start, offset - start))
+        start = -(-(offset + size) // 8) * 8  # a digest reads words; the few bytes left out are noise
+    return found
 
 
 def _padded(size: int) -> int:
