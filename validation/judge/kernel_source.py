@@ -34,9 +34,14 @@ _MAX_SHIFT = 64
 
 
 class KernelSource(Frozen):
-    """The kept subset of a candidate's files: POSIX path -> Python text, each importable without running host code."""
+    """The kept subset of a candidate's files: POSIX path -> text.
+
+    `files`: Python, each importable without running host code. `cuda`: CUDA C++ sources and headers as they are; they
+    reach nothing but the device compiler.
+    """
 
     files: dict[str, str]
+    cuda: dict[str, str] = {}
 
 
 class _File:

@@ -19,7 +19,7 @@ from .records import TARGETS, CompileProblem, DeviceCode, target_name
 ENTRY = f"{__package__}.compile_job:run"
 
 # Bump when compile_job or DeviceCode changes what a cached entry means.
-_CACHE_SCHEMA = 1
+_CACHE_SCHEMA = 2
 _MAX_FAULT = 2000
 
 

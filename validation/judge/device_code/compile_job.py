@@ -22,8 +22,9 @@ from triton.runtime.errors import OutOfResources, PTXASError
 from triton.runtime.jit import JITFunction
 
 from ..pack import KernelVariant
+from ..plan_terms import MAX_SHARED_BYTES
 from ..recorder import package
-from .records import MAX_SHARED_BYTES, MAX_TENSOR_MEMORY_COLUMNS, target_name
+from .records import MAX_TENSOR_MEMORY_COLUMNS, target_name
 
 MAX_MESSAGE = 4000
 

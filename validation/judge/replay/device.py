@@ -1,0 +1,260 @@
+"""The judge's hold on a device: starts the worker, sets a deadline for every command, and recovers after a fault."""
+
+import contextlib
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ...sandbox.frames import FrameError
+from ..device_code.records import DeviceCode
+from ..pack import KernelPack
+from . import transport
+from .driver import Facts
+from .faults import UNSOUND, DeviceFault, DeviceLost, classify
+from .slots import ALIGNMENT, Region
+
+START_SECONDS, LOAD_SECONDS, COPY_SECONDS, RUN_SECONDS, END_SECONDS = 120.0, 60.0, 120.0, 20.0, 30.0
+_PROBE_BYTES = 1 << 16
+# The worker's environment is made from nothing, but for where this machine keeps its driver and which device is meant.
+_KEPT = ("LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES")
+_ENVIRONMENT = {
+    "PATH": "/usr/bin:/bin",
+    "LANG": "C.UTF-8",
+    "HOME": "/nonexistent",
+    "CUDA_CACHE_DISABLE": "1",
+    "CUDA_MODULE_LOADING": "EAGER",  # a kernel that is loaded at its first launch would wait for the whole device
+}
+_HOW = "see `nvidia-smi`; where the device stays lost, its machine has to be restarted"
+
+
+class Device:
+    """One device, held by a worker process that is started when needed and replaced after every fault.
+
+    `driver` is cuda or fake, `specification` what its `make` takes (for cuda the device's number). A run that takes
+    longer than `run_seconds` is a hang. Threads take turns through `session`. Raises DeviceLost.
+    """
+
+    def __init__(self, driver: str = "cuda", specification: str = "", *, run_seconds: float = RUN_SECONDS) -> None:
+        self._driver, self._specification, self.run_seconds = driver, specification, run_seconds
+        self._turn = threading.RLock()
+        self._process: subprocess.Popen | None = None
+        self._connection: socket.socket | None = None
+        self._facts: Facts | None = None
+        self.restarts = 0
+        """How many workers were started after the first."""
+
+    def __enter__(self) -> "Device":
+        self.facts
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    @property
+    def facts(self) -> Facts:
+        """The device; starts the worker and proves that it computes."""
+        with self._turn:
+            if self._facts is None:
+                self._start()
+                self._probe()
+            return self._facts
+
+    @contextlib.contextmanager
+    def session(self, pack: KernelPack, codes: Mapping[str, DeviceCode]) -> Iterator["Session"]:
+        """A plan loaded afresh, global symbols included; everything of it is given back at the end.
+
+        `codes` maps the keys of pack.kernels to device code for this device. After a fault the worker is replaced and
+        the new one proved to work before anything else is run; DeviceFault is raised on, DeviceLost where it fails.
+        """
+        with self._turn:
+            self.facts
+            try:
+                session = Session(self, pack, codes)
+                yield session
+                session.release()
+            except DeviceFault as fault:
+                self._recover(fault)
+                raise
+            except BaseException:
+                self.close()
+                raise
+
+    def call(
+        self, command: str, request: dict[str, Any], *, blobs: Sequence[bytes] = (), memory: Sequence[int] = (),
+        seconds: float = COPY_SECONDS,
+    ) -> dict[str, Any]:  # fmt: skip
+        """One command. Raises DeviceFault for what went wrong on the device, RuntimeError for a defect of the judge."""
+        self._connection.settimeout(seconds)
+        try:
+            transport.send(self._connection, {"command": command, **request}, tuple(blobs), memory)
+            answer, _, descriptors = transport.receive(self._connection)
+        except TimeoutError as error:
+            raise DeviceFault("hang", f"{command} did not end within {seconds:g} s") from error
+        except (transport.Closed, FrameError) as error:
+            raise DeviceFault("worker_death", f"{command}: the process that holds the device {self._death()}") from error
+        for descriptor in descriptors:
+            os.close(descriptor)
+        if "ok" in answer:
+            return answer["ok"]
+        fault = answer["error"]
+        if fault["kind"] == "command":
+            raise RuntimeError(f"the GPU worker refused {command}: {fault['message']}")
+        if fault["kind"] == "refused":
+            raise DeviceFault("parameters", fault["message"])
+        raise DeviceFault(classify(fault["code"]), fault["message"])
+
+    def close(self) -> None:
+        """Ends the worker, whatever it is doing. Raises DeviceLost when it cannot be ended."""
+        process, self._process, self._facts = self._process, None, None
+        if process is None:
+            return
+        self._connection.close()
+        process.kill()
+        try:
+            process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired as error:
+            raise DeviceLost("the process that holds the device cannot be ended: the driver keeps it", _HOW) from error
+
+    def _start(self) -> None:
+        self._connection, theirs = socket.socketpair()
+        arguments = theirs.fileno(), os.getpid(), self._driver, self._specification
+        code = f"from {__package__} import worker; worker.main(*{arguments!r})"
+        environment = _ENVIRONMENT | {name: os.environ[name] for name in _KEPT if name in os.environ}
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-c", code], env=environment, cwd="/", stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+            )  # fmt: skip
+        self._connection.settimeout(START_SECONDS)
+        try:
+            greeting = transport.receive(self._connection)[0]
+        except (TimeoutError, transport.Closed, FrameError) as error:
+            self.close()
+            raise DeviceLost("the process that holds the device did not start", _HOW) from error
+        if "ok" not in greeting:
+            self.close()
+            raise DeviceLost(f"no usable device: {greeting['error']['message']}", _HOW)
+        self._facts = Facts(**greeting["ok"])
+
+    def _probe(self) -> None:
+        from .kernels import drawn, host_digest
+
+        seed, key = secrets.randbits(64), (secrets.randbits(64), secrets.randbits(64))
+        expected = host_digest([drawn(seed, 0, _PROBE_BYTES // 8).astype("<u8").tobytes()], key)
+        try:
+            answer = self.call("probe", {"size": _PROBE_BYTES, "seed": seed, "key": list(key)}, seconds=self.run_seconds)
+        except DeviceFault as fault:
+            self.close()
+            raise DeviceLost(f"the device does not run a known kernel: {fault}", _HOW) from fault
+        if answer != {"digest": expected}:
+            self.close()
+            raise DeviceLost("the device computes a known kernel wrongly", _HOW)
+
+    def _recover(self, fault: DeviceFault) -> None:
+        self.close()
+        self.restarts += 1
+        try:
+            self.facts
+        except DeviceLost as lost:
+            raise DeviceLost(f"{lost.what} (after: {fault})", lost.how) from fault
+
+    def _death(self) -> str:
+        try:
+            return f"ended with {self._process.wait(1)}"
+        except subprocess.TimeoutExpired:
+            return "broke off"
+
+
+@dataclass(frozen=True)
+class Elapsed:
+    """One replay of a captured graph, in nanoseconds."""
+
+    event_ns: float
+    """Between CUDA events on the stream, before and after the graph."""
+    host_ns: int
+    """On the host's clock, from before the launch until the whole device is drained."""
+
+
+class Session:
+    """One loaded plan. Slots are arenas; they run in the order in which a call names them."""
+
+    def __init__(self, device: Device, pack: KernelPack, codes: Mapping[str, DeviceCode]) -> None:
+        self._device = device
+        texts = {"cubin", "ptx", "sass", "ptxas_log", "resource_usage"}
+        bare = dict.fromkeys(texts - {"cubin"}, "")
+        listed = [{"key": key, **bare, **code.model_dump(mode="json", exclude=texts)} for key, code in codes.items()]
+        cubins = [code.cubin for code in codes.values()]
+        request = {"pack": pack.model_dump(mode="json"), "codes": listed}
+        self._call("load", request, blobs=cubins, seconds=LOAD_SECONDS)
+
+    def _call(self, command: str, request: dict[str, Any], **options: Any) -> dict[str, Any]:
+        return self._device.call(command, request, **options)
+
+    def slot(
+        self, number: int, memory: int, size: int, regions: Mapping[str, Region], *, whole: bool = True
+    ) -> int:
+        """Places the arena in memfd `memory` on the device and binds the plan to it; its device address.
+
+        The address is a random multiple of 256 inside a larger allocation, whose rest is noise and watched too. With
+        `whole` an image of everything is kept for `restore`, else of the written regions alone.
+        """
+        lead = secrets.randbelow(256) * ALIGNMENT
+        request = {
+            "slot": number, "size": size, "whole": whole, "lead": lead, "slack": lead + ALIGNMENT,
+            "seed": secrets.randbits(63),
+            "regions": {name: {**asdict(region), "kind": region.kind.value} for name, region in regions.items()},
+        }  # fmt: skip
+        return self._call("slot", request, memory=[memory])["address"]
+
+    def run(
+        self, slots: Sequence[int], *, graph: bool = False, repeats: int = 1, delays: Mapping[str, int] | None = None,
+        roles: Sequence[str] = ("compute", "prefetch"), seconds: float | None = None,
+    ) -> int:  # fmt: skip
+        """Runs the plan on the slots, directly or captured in a graph, and waits; nanoseconds on the host's clock.
+
+        Between `repeats` each slot is put back to its image. `delays` keeps streams busy for so many nanoseconds
+        before each of their launches.
+        """
+        request = {
+            "slots": list(slots), "graph": graph, "repeats": repeats, "delays": dict(delays or {}),
+            "roles": list(roles),
+        }  # fmt: skip
+        return self._call("run", request, seconds=seconds or self._device.run_seconds)["host_ns"]
+
+    def capture(self, slots: Sequence[int], *, repeats: int = 1) -> int:
+        """Captures one plan run for each slot, in order, in one graph; the number of launches in it."""
+        return self._call("capture", {"slots": list(slots), "repeats": repeats})["launches"]
+
+    def replay(self, *, seconds: float | None = None) -> Elapsed:
+        """Launches the captured graph once and waits for the whole device."""
+        return Elapsed(**self._call("replay", {}, seconds=seconds or self._device.run_seconds))
+
+    def restore(self, slots: Sequence[int], *, counters: bool = True) -> None:
+        """Puts slots back to their images, `counters` only if asked, and refills all scratch with fresh noise."""
+        self._call("restore", {"slots": list(slots), "seed": secrets.randbits(63), "counters": counters})
+
+    def digest(self, slots: Sequence[int], key: tuple[int, int], *, everything: bool = False) -> list[str]:
+        """A keyed 128-bit digest of each slot's written regions (storage, gaps included, in the order of names).
+
+        With `everything`, of the whole allocation but scratch and counters: guard bands, gaps and inputs as well.
+        """
+        return self._call("digest", {"slots": list(slots), "key": list(key), "everything": everything})["digests"]
+
+    def download(self, slot: int, memory: int) -> None:
+        """Copies a slot's arena into memfd `memory`."""
+        self._call("download", {"slot": slot}, memory=[memory])
+
+    def update(self, slot: int, memory: int, regions: Mapping[str, int]) -> None:
+        """New contents for regions of a slot, from these offsets of memfd `memory`; `restore` returns to them."""
+        self._call("update", {"slot": slot, "regions": dict(regions)}, memory=[memory])
+
+    def release(self) -> None:
+        """Gives back slots, graph and code."""
+        self._call("release", {})
