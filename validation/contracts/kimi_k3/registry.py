@@ -29,8 +29,6 @@ FILES: dict[str, tuple[str, ...]] = {
         "kda_decode/layout.py",
         "kda_decode/oracle.py",
         "kda_decode/plain.py",
-        "kda_decode/stock.py",
-        "kda_decode/stock_conv.py",
     ),
     "attn_res_norm": _own("attn_res_norm", *_STEP, "layer_weights.py", "step/attn_res.py", "step/norm.py"),
     "in_projection": _own("in_projection", *_LINEAR),
