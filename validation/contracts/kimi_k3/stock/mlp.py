@@ -53,8 +53,8 @@ def dense(y: Tensor, weights: DenseWeights, architecture: Architecture) -> Tenso
 class Moe:
     """The routed and the shared expert of one rank at one local expert size.
 
-    The latent projection, in one product with the shared expert's first, and the rest of the shared expert run on a side
-    stream, beside router, choice and routed experts. Router logits are float32 from bfloat16 operands.
+    The latent projection, in one product with the shared expert's first, and the rest of the shared expert run on a
+    side stream, beside router, choice and routed experts. Router logits are float32 from bfloat16 operands.
     """
 
     def __init__(self, architecture: Architecture, intermediate: int) -> None:

@@ -1,7 +1,7 @@
 """The stock path of every op, from the pieces of the layers: tensors of the op's contract in, tensors out.
 
-A binder gets the op's tensors on the GPU and buffers for its outputs, prepares what is static and returns what launches.
-Imports triton, fla and cuda-bindings: reach it through `stock.op`, which says what is missing.
+A binder gets the op's tensors on the GPU and buffers for its outputs, prepares what is static and returns what
+launches. Imports triton, fla and cuda-bindings: reach it through `stock.op`, which says what is missing.
 """
 
 from collections.abc import Callable, Mapping
