@@ -14,6 +14,8 @@ from ..tensors import DType
 if TYPE_CHECKING:
     import torch
 
+    from .stock import StockPath
+
     Tensors = Mapping[str, "torch.Tensor"]
 
 
@@ -135,7 +137,7 @@ class OpContract(ABC):
         """The same in unfused PyTorch with the published rounding points: the yardstick of the tolerance."""
 
     @abstractmethod
-    def stock(self, device: str) -> "Callable[[Tensors, Workload], dict[str, torch.Tensor]]":
+    def stock(self, device: str) -> "StockPath":
         """The best public pieces that a user runs today, on a GPU. Raises UserError naming what is missing."""
 
     @property

@@ -100,37 +100,54 @@ def plain(contract, inputs, workload) -> dict[str, Tensor]:
     return {contract.out_name: F.linear(inputs["x"].float(), inputs[contract.weight_name].float()).bfloat16()}
 
 
-MISTAKES = Mistakes()
-
-
-@MISTAKES("partial sums over slices of K are rounded to bfloat16 before they are added")
-class _(Oracle):
+class _Split:
     def product(self, x, weight):
         return split_sum(x, weight)
 
 
-@MISTAKES("activations pass through half precision")
-class _(Oracle):
+class _Half:
     def x(self):
         return super().x().half().double()
 
 
-@MISTAKES("activations are quantised to FP8 with one scale a row")
-class _(Oracle):
+class _Fp8:
     def x(self):
         return fp8(super().x())
 
 
-@MISTAKES("the result is truncated to bfloat16 instead of rounded to nearest even")
-class _(Oracle):
+class _Truncated:
     def stored(self, out):
         return truncated(out)
 
 
-@MISTAKES("the last 32 columns of the weight are left out")
-class _(Oracle):
+class _Short:
     def product(self, x, weight):
-        return x[:, :-32] @ weight[:, :-32].T
+        return super().product(x[:, :-32], weight[:, :-32])
+
+
+class _Dense:
+    def x(self):
+        return read_densely(self.inputs["x"], self.axes["x_stride"]).double()
+
+
+_COMMON = {
+    "split": ("partial sums over slices of K are rounded to bfloat16 before they are added", _Split),
+    "half": ("the input passes through half precision", _Half),
+    "fp8": ("the input is quantised to FP8 with one scale a row", _Fp8),
+    "truncated": ("results are truncated to bfloat16 instead of rounded to nearest even", _Truncated),
+    "short": ("the last 32 columns of the weight are left out", _Short),
+    "dense": ("rows of x are addressed by their width, not by the row stride", _Dense),
+}
+
+
+def common_mistakes(oracle: type, *without: str) -> Mistakes:
+    """What can go wrong in any product, for an oracle with the stages `x()`, `product(x, weight)` and `stored(out)`."""
+    return Mistakes(
+        {what: type("_", (mixin, oracle), {}) for name, (what, mixin) in _COMMON.items() if name not in without}
+    )
+
+
+MISTAKES = common_mistakes(Oracle)
 
 
 @MISTAKES("the first 16 columns of the weight are counted twice")
@@ -149,9 +166,3 @@ class _(Oracle):
 class _(Oracle):
     def x(self):
         return super().x()[:1].expand(len(self.inputs["x"]), -1)
-
-
-@MISTAKES("rows of x are addressed by their width, not by the row stride")
-class _(Oracle):
-    def x(self):
-        return read_densely(self.inputs["x"], self.axes["x_stride"]).double()

@@ -53,7 +53,7 @@ class Oracle(front.Oracle):
 
     def __call__(self) -> dict[str, Tensor]:
         """activation: [rows, n]."""
-        gate, up = self.halves(self.product(self.x(), "gate_up"))
+        gate, up = self.halves(self.product(self.x(), self.weight("gate_up")))
         return {"activation": self.stored(self.activation(gate, up))}
 
 

@@ -6,7 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..drawing import Mistakes, bf16, fp8, read_densely, truncated
+from .. import linear_maths
+from ..drawing import bf16, fp8
+from ..linear_maths import common_mistakes
 from ..step.situ import situ
 from ..weights.mxfp4 import GROUP, NAN_SCALE, dequantise
 from .inputs import DISTRIBUTIONS
@@ -14,13 +16,13 @@ from .inputs import DISTRIBUTIONS
 __all__ = ["DISTRIBUTIONS", "MISTAKES", "Oracle", "plain"]
 
 
-class Oracle:
+class Oracle(linear_maths.Oracle):
     """The stages of the op in float64, each to be overridden by a mistake."""
 
-    def __init__(self, contract, inputs, workload) -> None:
-        self.constants = contract.architecture.situ
-        self.inputs = inputs
-        self.axes = workload.axes
+    @property
+    def constants(self):
+        """SiTU's."""
+        return self.contract.architecture.situ
 
     def __call__(self) -> dict[str, Tensor]:
         """routed: [rows, L]."""
@@ -32,10 +34,6 @@ class Oracle:
             gate, up = self.halves(x[row] @ w13.T)
             outputs[row, place] = self.activation(gate, up) @ w2.T
         return {"routed": self.stored(self.weighed(outputs, self.inputs["weights"].double()))}
-
-    def x(self) -> Tensor:
-        """[rows, L]."""
-        return self.inputs["x"].double()
 
     def ids(self) -> Tensor:
         """[rows, k]."""
@@ -64,10 +62,6 @@ class Oracle:
     def weighed(self, outputs: Tensor, weights: Tensor) -> Tensor:
         """[rows, k, L] to [rows, L]."""
         return (weights[..., None] * outputs).sum(1)
-
-    def stored(self, out: Tensor) -> Tensor:
-        """What is written."""
-        return out
 
 
 def plain(contract, inputs, workload) -> dict[str, Tensor]:
@@ -98,7 +92,7 @@ def _decoded(packed: Tensor, scale: Tensor) -> Tensor:
     return signed * factor.repeat_interleave(GROUP, 1)
 
 
-MISTAKES = Mistakes()
+MISTAKES = common_mistakes(Oracle, "split", "half", "short")
 
 
 @MISTAKES("the high nibble is taken for the even element")
@@ -165,12 +159,6 @@ class _(Oracle):
         return self.constants.beta * (gate / self.constants.beta).tanh() * gate.sigmoid() * up
 
 
-@MISTAKES("latent rows are quantised to FP8 with one scale a row")
-class _(Oracle):
-    def x(self):
-        return fp8(super().x())
-
-
 @MISTAKES("activations are quantised to FP8 before the second product")
 class _(Oracle):
     def activation(self, gate, up):
@@ -194,8 +182,8 @@ class _(Oracle):
             one[:, place] = 1
             changed = {**self.inputs, "x": scaled, "weights": one}
             variant = object.__new__(Oracle)
-            variant.constants, variant.inputs, variant.axes = self.constants, changed, self.axes
-            parts.append(Oracle.__call__(variant)["routed"])
+            variant.contract, variant.inputs, variant.axes = self.contract, changed, self.axes
+            parts.append(variant()["routed"])
         return {"routed": sum(parts)}
 
 
@@ -240,13 +228,3 @@ class _(Oracle):
         return {"routed": super().__call__()["routed"] + leak}
 
 
-@MISTAKES("the result is truncated to bfloat16 instead of rounded to nearest even")
-class _(Oracle):
-    def stored(self, out):
-        return truncated(out)
-
-
-@MISTAKES("rows of x are addressed by their width, not by the row stride")
-class _(Oracle):
-    def x(self):
-        return read_densely(self.inputs["x"], self.axes["x_stride"]).double()

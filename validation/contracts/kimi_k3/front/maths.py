@@ -9,19 +9,16 @@ from torch import Tensor
 from ..drawing import (
     Distributions,
     Inputs,
-    Mistakes,
     bf16,
     every_other,
     fp8,
     integers,
     matrix,
     normal,
-    read_densely,
     scales,
-    split_sum,
-    truncated,
 )
-from ..linear_maths import cancel
+from .. import linear_maths
+from ..linear_maths import cancel, common_mistakes
 from ..step.situ import situ
 
 _NAMES = ("router", "latent_down", "shared_gate_up")
@@ -74,35 +71,31 @@ def padded(inputs, contract, workload, random) -> None:
     inputs["x"][every_other(len(inputs["x"]), random)] = math.nan
 
 
-class Oracle:
+class Oracle(linear_maths.Oracle):
     """The stages of the op in float64, each to be overridden by a mistake."""
-
-    def __init__(self, contract, inputs, workload) -> None:
-        self.constants = contract.architecture.situ
-        self.inputs = inputs
-        self.axes = workload.axes
 
     def __call__(self) -> dict[str, Tensor]:
         """logits, latent, shared."""
         x = self.x()
-        gate, up = self.halves(self.product(x, "shared_gate_up"))
+        gate, up = self.halves(self.product(x, self.weight("shared_gate_up")))
         return {
             "logits": self.logits(x),
-            "latent": self.stored(self.product(x, "latent_down")),
+            "latent": self.stored(self.product(x, self.weight("latent_down"))),
             "shared": self.stored(self.activation(gate, up)),
         }
 
-    def x(self) -> Tensor:
-        """[rows, d]."""
-        return self.inputs["x"].double()
+    @property
+    def constants(self):
+        """SiTU's."""
+        return self.contract.architecture.situ
 
-    def product(self, x: Tensor, name: str) -> Tensor:
-        """x W^T."""
-        return x @ self.inputs[name].double().T
+    def weight(self, name: str) -> Tensor:
+        """[N, d]."""
+        return self.inputs[name].double()
 
     def logits(self, x: Tensor) -> Tensor:
         """[rows, E]."""
-        return self.product(x, "router")
+        return self.product(x, self.weight("router"))
 
     def halves(self, both: Tensor) -> tuple[Tensor, Tensor]:
         """gate, up: [rows, S]."""
@@ -111,10 +104,6 @@ class Oracle:
     def activation(self, gate: Tensor, up: Tensor) -> Tensor:
         """[rows, S]."""
         return situ(gate, up, self.constants)
-
-    def stored(self, out: Tensor) -> Tensor:
-        """What is written in bfloat16."""
-        return out
 
 
 def plain(contract, inputs, workload) -> dict[str, Tensor]:
@@ -131,7 +120,7 @@ def plain(contract, inputs, workload) -> dict[str, Tensor]:
     }
 
 
-MISTAKES = Mistakes()
+MISTAKES = common_mistakes(Oracle, "fp8")
 
 
 @MISTAKES("router logits are rounded to bfloat16")
@@ -198,31 +187,3 @@ class _(Oracle):
         return bounded * gate.sigmoid() * situ(torch.full_like(up, math.inf), up, self.constants) / self.constants.beta
 
 
-@MISTAKES("partial sums over slices of K are rounded to bfloat16 before they are added")
-class _(Oracle):
-    def product(self, x, name):
-        return split_sum(x, self.inputs[name].double())
-
-
-@MISTAKES("the input passes through half precision")
-class _(Oracle):
-    def x(self):
-        return super().x().half().double()
-
-
-@MISTAKES("results are truncated to bfloat16 instead of rounded to nearest even")
-class _(Oracle):
-    def stored(self, out):
-        return truncated(out)
-
-
-@MISTAKES("the last 32 columns of the weights are left out")
-class _(Oracle):
-    def product(self, x, name):
-        return x[:, :-32] @ self.inputs[name][:, :-32].double().T
-
-
-@MISTAKES("rows of x are addressed by their width, not by the row stride")
-class _(Oracle):
-    def x(self):
-        return read_densely(self.inputs["x"], self.axes["x_stride"]).double()

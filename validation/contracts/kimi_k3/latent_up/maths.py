@@ -6,10 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .. import linear_maths
 from ..drawing import (
     Distributions,
     Inputs,
-    Mistakes,
     around_one,
     bf16,
     every_other,
@@ -18,9 +18,8 @@ from ..drawing import (
     normal,
     read_densely,
     scales,
-    split_sum,
-    truncated,
 )
+from ..linear_maths import common_mistakes
 from ..step.norm import rms_norm
 from ..step.precision import EXACT
 
@@ -93,13 +92,8 @@ def padded(inputs, contract, workload, random) -> None:
     inputs["residual"][rows] = math.nan
 
 
-class Oracle:
+class Oracle(linear_maths.Oracle):
     """The stages of the op in float64, each to be overridden by a mistake."""
-
-    def __init__(self, contract, inputs, workload) -> None:
-        self.eps = contract.architecture.eps.backbone
-        self.inputs = inputs
-        self.axes = workload.axes
 
     def __call__(self) -> dict[str, Tensor]:
         """stream: [rows, c]."""
@@ -121,11 +115,7 @@ class Oracle:
 
     def norm(self, x: Tensor) -> Tensor:
         """RMSNorm."""
-        return rms_norm(x, self.inputs["latent_norm"].double(), self.eps, EXACT)
-
-    def product(self, normed: Tensor, weight: Tensor) -> Tensor:
-        """[rows, c]."""
-        return normed @ weight.T
+        return rms_norm(x, self.inputs["latent_norm"].double(), self.contract.architecture.eps.backbone, EXACT)
 
     def added(self, product: Tensor, shared: Tensor) -> Tensor:
         """The stream after this layer."""
@@ -134,10 +124,6 @@ class Oracle:
     def residual(self) -> Tensor:
         """[rows, c]."""
         return self.inputs["residual"].double()
-
-    def stored(self, out: Tensor) -> Tensor:
-        """What is written."""
-        return out
 
 
 def plain(contract, inputs, workload) -> dict[str, Tensor]:
@@ -157,7 +143,7 @@ def plain(contract, inputs, workload) -> dict[str, Tensor]:
     return {"stream": inputs["residual"] + (product + reduced("shared"))}
 
 
-MISTAKES = Mistakes()
+MISTAKES = common_mistakes(Oracle, "half", "fp8", "dense")
 
 
 @MISTAKES("the norm is taken of each rank's share before the sum")
@@ -234,24 +220,6 @@ class _(Oracle):
 class _(Oracle):
     def norm(self, x):
         return fp8(super().norm(x))
-
-
-@MISTAKES("partial sums over slices of L are rounded to bfloat16 before they are added")
-class _(Oracle):
-    def product(self, normed, weight):
-        return split_sum(normed, weight)
-
-
-@MISTAKES("the last 32 columns of the weight are left out")
-class _(Oracle):
-    def product(self, normed, weight):
-        return normed[:, :-32] @ weight[:, :-32].T
-
-
-@MISTAKES("the result is truncated to bfloat16 instead of rounded to nearest even")
-class _(Oracle):
-    def stored(self, out):
-        return truncated(out)
 
 
 @MISTAKES("rows of the residual are addressed by their width, not by the row stride")

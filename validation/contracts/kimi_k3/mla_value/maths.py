@@ -5,20 +5,18 @@ import math
 import torch
 from torch import Tensor
 
+from .. import linear_maths
 from ..drawing import (
     Distributions,
     Inputs,
-    Mistakes,
     every_other,
-    fp8,
     integers,
     matrix,
     normal,
     read_densely,
     scales,
-    split_sum,
-    truncated,
 )
+from ..linear_maths import common_mistakes
 
 
 def _weights(contract, workload, random) -> Inputs:
@@ -76,27 +74,23 @@ def _gate(inputs: Inputs, contract, workload) -> Tensor:
     return inputs["projected"][:, -workload.axes["heads"] * contract.architecture.mla.v_head_dim :]
 
 
-class Oracle:
-    """The stages of the op in float64, each to be overridden by a mistake."""
+class Oracle(linear_maths.Oracle):
+    """The stages of the op in float64, each to be overridden by a mistake. A product is that of one head."""
 
-    def __init__(self, contract, inputs, workload) -> None:
-        self.inputs = inputs
-        self.axes = workload.axes
-        self.channels = workload.axes["heads"] * contract.architecture.mla.v_head_dim
+    @property
+    def channels(self) -> int:
+        """h * 128."""
+        return self.axes["heads"] * self.contract.architecture.mla.v_head_dim
 
     def __call__(self) -> dict[str, Tensor]:
         """out: [rows, h * 128]."""
-        heads = zip(self.context().unbind(1), self.inputs["up_value"].double(), strict=True)
+        heads = zip(self.x().unbind(1), self.inputs["up_value"].double(), strict=True)
         values = torch.cat([self.product(context, weight) for context, weight in heads], 1)
         return {"out": self.stored(values * self.opened(self.gate()))}
 
-    def context(self) -> Tensor:
+    def x(self) -> Tensor:
         """[rows, h, 512]."""
         return self.inputs["context"].double()
-
-    def product(self, context: Tensor, weight: Tensor) -> Tensor:
-        """[rows, 128] of one head."""
-        return context @ weight.T
 
     def gate(self) -> Tensor:
         """[rows, h * 128]."""
@@ -110,10 +104,6 @@ class Oracle:
         """What the values are multiplied by."""
         return gate.sigmoid()
 
-    def stored(self, out: Tensor) -> Tensor:
-        """What is written."""
-        return out
-
 
 def plain(contract, inputs, workload) -> dict[str, Tensor]:
     """A batched product that leaves bfloat16, then the gate."""
@@ -122,7 +112,7 @@ def plain(contract, inputs, workload) -> dict[str, Tensor]:
     return {"out": (values.flatten(1).float() / (1 + torch.exp(-gate))).bfloat16()}
 
 
-MISTAKES = Mistakes()
+MISTAKES = common_mistakes(Oracle, "dense")
 
 
 @MISTAKES("the gate is left out")
@@ -164,32 +154,8 @@ class _(Oracle):
 
 @MISTAKES("the weight of the neighbouring head is used")
 class _(Oracle):
-    def context(self):
-        return super().context().roll(1, 1)
-
-
-@MISTAKES("partial sums over slices of the latent are rounded to bfloat16 before they are added")
-class _(Oracle):
-    def product(self, context, weight):
-        return split_sum(context, weight)
-
-
-@MISTAKES("contexts are quantised to FP8")
-class _(Oracle):
-    def context(self):
-        return fp8(super().context())
-
-
-@MISTAKES("contexts pass through half precision")
-class _(Oracle):
-    def context(self):
-        return super().context().half().double()
-
-
-@MISTAKES("the result is truncated to bfloat16 instead of rounded to nearest even")
-class _(Oracle):
-    def stored(self, out):
-        return truncated(out)
+    def x(self):
+        return super().x().roll(1, 1)
 
 
 @MISTAKES("rows of the projection are addressed by their width, not by the row stride")

@@ -8,19 +8,16 @@ from torch import Tensor
 from ..drawing import (
     Distributions,
     Inputs,
-    Mistakes,
     bf16,
     every_other,
-    fp8,
     integers,
     matrix,
     normal,
     read_densely,
     scales,
-    split_sum,
-    truncated,
 )
-from ..linear_maths import cancel
+from .. import linear_maths
+from ..linear_maths import cancel, common_mistakes
 
 
 def _weights(contract, workload, random) -> Inputs:
@@ -85,30 +82,17 @@ def padded(inputs, contract, workload, random) -> None:
         inputs["residual"][rows] = math.nan
 
 
-class Oracle:
+class Oracle(linear_maths.Oracle):
     """The stages of the op in float64, each to be overridden by a mistake."""
-
-    def __init__(self, contract, inputs, workload) -> None:
-        self.contract = contract
-        self.inputs = inputs
-        self.axes = workload.axes
 
     def __call__(self) -> dict[str, Tensor]:
         """partial and stream: [rows, d]."""
         own = self.product(self.x(), self.inputs[self.contract.weight_name].double())
         return {"partial": self.stored(own), "stream": self.stored(self.added(self.reduced(own, self.peers())))}
 
-    def x(self) -> Tensor:
-        """[rows, p]."""
-        return self.inputs["x"].double()
-
     def peers(self) -> Tensor:
         """[tp - 1, rows, d]."""
         return self.inputs["peers"].double()
-
-    def product(self, x: Tensor, weight: Tensor) -> Tensor:
-        """This rank's share."""
-        return x @ weight.T
 
     def reduced(self, own: Tensor, peers: Tensor) -> Tensor:
         """The sum over ranks."""
@@ -121,10 +105,6 @@ class Oracle:
     def residual(self) -> Tensor:
         """[rows, d]."""
         return self.inputs["residual"].double()
-
-    def stored(self, out: Tensor) -> Tensor:
-        """What is written."""
-        return out
 
 
 def plain(contract, inputs, workload) -> dict[str, Tensor]:
@@ -139,7 +119,7 @@ def plain(contract, inputs, workload) -> dict[str, Tensor]:
     return {"partial": partial, "stream": stream}
 
 
-MISTAKES = Mistakes()
+MISTAKES = common_mistakes(Oracle)
 
 
 @MISTAKES("the residual is left out")
@@ -186,42 +166,6 @@ class _(Oracle):
     def __call__(self):
         result = super().__call__()
         return result | {"partial": self.added(result["partial"])}
-
-
-@MISTAKES("partial sums over slices of K are rounded to bfloat16 before they are added")
-class _(Oracle):
-    def product(self, x, weight):
-        return split_sum(x, weight)
-
-
-@MISTAKES("the attention output is quantised to FP8 with one scale a row")
-class _(Oracle):
-    def x(self):
-        return fp8(super().x())
-
-
-@MISTAKES("the attention output passes through half precision")
-class _(Oracle):
-    def x(self):
-        return super().x().half().double()
-
-
-@MISTAKES("results are truncated to bfloat16 instead of rounded to nearest even")
-class _(Oracle):
-    def stored(self, out):
-        return truncated(out)
-
-
-@MISTAKES("the last 32 columns of the weight are left out")
-class _(Oracle):
-    def product(self, x, weight):
-        return x[:, :-32] @ weight[:, :-32].T
-
-
-@MISTAKES("rows of x are addressed by their width, not by the row stride")
-class _(Oracle):
-    def x(self):
-        return read_densely(self.inputs["x"], self.axes["x_stride"]).double()
 
 
 @MISTAKES("rows of the residual are addressed by their width, not by the row stride")

@@ -1,11 +1,16 @@
 """The stock path of a decode step on a GPU: one rank's layers from the best pieces a user of the card has today."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
+from ...base import OpContract, Workload
+from ...stock import StockPath, StockRun
 from ..architecture import Architecture
+from ..graph import OpGraph
 
 if TYPE_CHECKING:
     from .layer import Stock
@@ -29,3 +34,33 @@ def path(
     from .layer import Stock
 
     return Stock(architecture, tp, gpu, reduce)
+
+
+def op(contract: OpContract, device: str = "cuda") -> StockPath:
+    """The stock path of one op. Raises UserError naming what is missing."""
+    from . import require
+
+    gpu = require.gpu(device)
+    from . import ops
+
+    torch.cuda.set_device(gpu)
+    return StockPath(partial(ops.prepare, contract))
+
+
+def part(
+    graph: OpGraph,
+    names: Iterable[str],
+    contracts: Mapping[str, OpContract],
+    tensors: Mapping[str, Tensor],
+    workloads: Mapping[str, Workload],
+    *,
+    device: str = "cuda",
+    rank: int = 0,
+) -> StockRun:
+    """A connected part of the op graph, a layer or a step among them, bound to tensors: see `part.prepare`."""
+    from . import require
+
+    torch.cuda.set_device(require.gpu(device))
+    from .part import prepare
+
+    return prepare(graph, names, contracts, tensors, workloads, rank=rank)

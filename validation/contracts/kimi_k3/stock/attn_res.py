@@ -30,13 +30,15 @@ def _logit(value, query, eps, d: tl.constexpr):
 @triton.jit
 def _mix_norm_kernel(
     prefix,  # [rows, d] bf16: the stream; updated in place
-    delta,  # [rows, d] bf16: what the last sublayer adds to it (or, if restart, replaces it with)
-    bank,  # [blocks, rows, d] bf16
+    delta,  # [rows, d] bf16, dense: what the last sublayer adds to it (or, if restart, replaces it with)
+    bank,  # [blocks, rows, d] bf16, in either order
     res_norm,  # [d] bf16
     res_proj,  # [d] bf16
     out_norm,  # [d] bf16
-    out,  # [rows, d] bf16
+    out,  # [rows, d] bf16, dense
+    prefix_stride,
     bank_stride,
+    bank_row_stride,
     eps,
     d: tl.constexpr,
     padded: tl.constexpr,
@@ -45,27 +47,30 @@ def _mix_norm_kernel(
     has_delta: tl.constexpr,
     restart: tl.constexpr,
 ):
-    row = tl.program_id(0).to(tl.int64) * d
+    index = tl.program_id(0).to(tl.int64)
+    row = index * d
     column = tl.arange(0, padded)
     valid = column < d
+    prefix += index * prefix_stride
+    bank += index * bank_row_stride
     query = tl.load(res_norm + column, valid, 0).to(tl.float32) * tl.load(res_proj + column, valid, 0).to(tl.float32)
 
     if restart:
         stream = tl.load(delta + row + column, valid, 0)
     else:
-        stream = tl.load(prefix + row + column, valid, 0)
+        stream = tl.load(prefix + column, valid, 0)
         if has_delta:
             added = stream.to(tl.float32) + tl.load(delta + row + column, valid, 0).to(tl.float32)
             stream = added.to(tl.bfloat16)
     if has_delta:
-        tl.store(prefix + row + column, stream, valid)
+        tl.store(prefix + column, stream, valid)
     if write >= 0:
-        tl.store(bank + write * bank_stride + row + column, stream, valid)
+        tl.store(bank + write * bank_stride + column, stream, valid)
 
     mixed = stream.to(tl.float32)
     if banked > 0:
         # Four sources ahead: a reduction is a barrier, which loads do not pass.
-        blocks = bank + row + column
+        blocks = bank + column
         first = tl.load(blocks, valid, 0)
         second = tl.load(blocks + bank_stride, valid & (banked > 1), 0)
         third = tl.load(blocks + 2 * bank_stride, valid & (banked > 2), 0)
@@ -76,7 +81,7 @@ def _mix_norm_kernel(
             value = first.to(tl.float32)
             first, second, third = second, third, fourth
             if source + 4 < banked:
-                fourth = tl.load(bank + (source + 4) * bank_stride + row + column, valid, 0)
+                fourth = tl.load(bank + (source + 4) * bank_stride + column, valid, 0)
             logit = _logit(value, query, eps, d)
             larger = tl.maximum(largest, logit)
             keep, weight = tl.exp(largest - larger), tl.exp(logit - larger)
@@ -138,26 +143,50 @@ class Stream:
         self._pending, self._restart = output, restart
 
     def _mix(self, banked: int, write: int, weights: MixWeights, eps: float) -> Tensor:
-        rows, d = self.prefix.shape
         out = torch.empty_like(self.prefix)
-        has_delta = self._pending is not None
-        _mix_norm_kernel[(rows,)](
-            self.prefix,
-            self._pending if has_delta else self.prefix,
-            self.bank,
-            weights.res_norm,
-            weights.res_proj,
-            weights.out_norm,
-            out,
-            self.bank.stride(0),
-            eps,
-            d,
-            triton.next_power_of_2(d),
-            banked,
-            write,
-            has_delta,
-            self._restart,
-            num_warps=16 if d > 1024 else 4,
-        )
+        _launch(self.prefix, self._pending, self.bank, banked, write, weights, eps, out, restart=self._restart)
         self._pending, self._restart = None, False
         return out
+
+
+def mix_norm(stream: Tensor, bank: Tensor | None, weights: MixWeights, eps: float, out: Tensor) -> None:
+    """The mix of `bank` [blocks, rows, d] and `stream` [rows, d], and its norm, into `out` [rows, d]; all bf16."""
+    if bank is None:
+        _launch(stream, None, stream[None], 0, -1, weights, eps, out)
+    else:
+        _launch(stream, None, bank, len(bank), -1, weights, eps, out)
+
+
+def _launch(
+    prefix: Tensor,
+    delta: Tensor | None,
+    bank: Tensor,
+    banked: int,
+    write: int,
+    weights: MixWeights,
+    eps: float,
+    out: Tensor,
+    *,
+    restart: bool = False,
+) -> None:
+    rows, d = prefix.shape
+    _mix_norm_kernel[(rows,)](
+        prefix,
+        prefix if delta is None else delta,
+        bank,
+        weights.res_norm,
+        weights.res_proj,
+        weights.out_norm,
+        out,
+        prefix.stride(0),
+        bank.stride(0),
+        bank.stride(1),
+        eps,
+        d,
+        triton.next_power_of_2(d),
+        banked,
+        write,
+        delta is not None,
+        restart,
+        num_warps=16 if d > 1024 else 4,
+    )

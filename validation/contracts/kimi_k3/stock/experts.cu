@@ -133,11 +133,11 @@ __device__ __forceinline__ int pair_of(const int* pairs, int place) {
   return pair < 0 ? __ldg(pairs) : pair;
 }
 
-// latent [rows, LATENT] bf16 times 2^96 -> activated [pairs, INTER_STRIDE] bf16 times 2^96. grid (FIRST_BLOCKS, units).
+// latent [rows, LATENT] bf16 times 2^96, rows latent_stride apart -> activated [pairs, INTER_STRIDE] bf16 times 2^96. grid (FIRST_BLOCKS, units).
 // A row block is eight gate rows over their eight up rows.
 extern "C" __global__ void __launch_bounds__(32 * FIRST_WARPS, FIRST_RESIDENT)
-first(const uint4* weights, const u32* scales, const u16* latent, const int* unit_expert, const int* unit_pairs,
-      int max_units, u16* activated) {
+first(const uint4* weights, const u32* scales, const u16* latent, int latent_stride, const int* unit_expert,
+      const int* unit_pairs, int max_units, u16* activated) {
   constexpr int chunks = FIRST_CHUNKS / FIRST_WARPS;
   __shared__ Queue<FIRST_DEPTH, FIRST_VECTOR> queues[FIRST_WARPS];
   __shared__ float partial[FIRST_WARPS][16][GROUP_TOKENS];
@@ -149,7 +149,7 @@ first(const uint4* weights, const u32* scales, const u16* latent, const int* uni
     stream<1, chunks, FIRST_DEPTH, FIRST_VECTOR>(
         queues[warp], weights + (block * FIRST_CHUNKS + begin) * 32 + lane,
         scales + (block * FIRST_CHUNKS + begin) * 8 + (lane >> 2) * FIRST_VECTOR,
-        latent + (size_t)(pair / TOP_K) * LATENT + begin * 64 + (lane & 3) * 8, [&](int, const float (&sum)[4]) {
+        latent + (size_t)(pair / TOP_K) * latent_stride + begin * 64 + (lane & 3) * 8, [&](int, const float (&sum)[4]) {
           const int row = lane >> 2, token = (lane & 3) * 2;
           partial[warp][row][token] = sum[0];
           partial[warp][row][token + 1] = sum[1];
@@ -251,65 +251,12 @@ __device__ __forceinline__ u64 exchange(u64 key, int distance, bool keep_larger)
   return (other > key) == keep_larger ? other : key;
 }
 
-// logits [rows, EXPERTS] float32 -> ids and weights [rows, TOP_K], best first, ties to the lower expert: a block sorts
-// a row's experts by the warp and merges the best of each pair of warps. The last block to finish then groups the pairs
-// (row * TOP_K + place) into units. `arrived` is zero before and after.
-extern "C" __global__ void __launch_bounds__(32 * ROUTE_WARPS)
-route(const float* logits, const float* bias, int rows, int max_units, int* ids, float* routing_weights,
-      int* unit_expert, int* unit_pairs, u32* arrived) {
-  __shared__ float scores[EXPERTS];
-  __shared__ u64 best[ROUTE_WARPS][KEPT];
-  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, row = blockIdx.x;
-  u64 key = 0;
-  if (threadIdx.x < EXPERTS) {
-    const float score = 1.f / (1.f + expf(-logits[(size_t)row * EXPERTS + threadIdx.x]));
-    scores[threadIdx.x] = score;
-    key = key_of(score + bias[threadIdx.x], threadIdx.x);
-  }
-#pragma unroll
-  for (int size = 2; size <= 32; size *= 2)
-#pragma unroll
-    for (int distance = size / 2; distance; distance /= 2)
-      key = exchange(key, distance, ((lane & distance) == 0) == ((lane & size) == 0));
-  for (int lists = ROUTE_WARPS; lists > 1; lists = (lists + 1) / 2) {
-    if (warp < lists && lane < KEPT) best[warp][lane] = key;
-    __syncthreads();
-    const int list = 2 * warp + (lane >= KEPT);  // The second list backwards makes the two one bitonic sequence.
-    if (warp < (lists + 1) / 2) {
-      key = list < lists ? best[list][lane < KEPT ? lane : 31 - lane] : 0;
-#pragma unroll
-      for (int distance = 16; distance; distance /= 2) key = exchange(key, distance, (lane & distance) == 0);
-    }
-    __syncthreads();
-  }
-  if (warp == 0) {
-    const int chosen = ~(u32)key;
-    const float score = lane < TOP_K ? scores[chosen] : 0.f;
-    float total = score;
-#pragma unroll
-    for (int offset = 16; offset; offset >>= 1) total += __shfl_xor_sync(~0u, total, offset);
-    if (lane < TOP_K) {
-      ids[row * TOP_K + lane] = chosen;
-      routing_weights[row * TOP_K + lane] = score / (total + 1e-20f) * ROUTED_SCALING;
-      if (rows == 1) {  // Its experts are distinct: each is a unit of its own.
-        unit_expert[lane] = chosen;
-        for (int i = 0; i < GROUP_TOKENS; i++) unit_pairs[lane * GROUP_TOKENS + i] = i ? -1 : lane;
-      }
-    }
-  }
-  if (rows == 1) return;
-
-  __shared__ bool last;
+// Puts the pairs (row * TOP_K + place) of `ids` into units: a whole block's work.
+__device__ __forceinline__ void group_pairs(const int* ids, int rows, int max_units, int* unit_expert,
+                                            int* unit_pairs) {
   __shared__ int count[EXPERTS], first_unit[EXPERTS], warp_units[ROUTE_WARPS];
-  __threadfence();
-  __syncthreads();
-  if (threadIdx.x == 0) last = atomicInc(arrived, gridDim.x - 1) == gridDim.x - 1;
-  __syncthreads();
-  if (!last) return;
-  __threadfence();
-
   constexpr int threads = 32 * ROUTE_WARPS, per_thread = (EXPERTS + threads - 1) / threads;
-  const int pairs = rows * TOP_K;
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, pairs = rows * TOP_K;
   for (int e = threadIdx.x; e < EXPERTS; e += threads) count[e] = 0;
   for (int i = threadIdx.x; i < max_units; i += threads) unit_expert[i] = -1;
   for (int i = threadIdx.x; i < max_units * GROUP_TOKENS; i += threads) unit_pairs[i] = -1;
@@ -347,4 +294,73 @@ route(const float* logits, const float* bias, int rows, int max_units, int* ids,
     const int e = __ldcg(ids + pair), place = atomicAdd(count + e, 1);
     unit_pairs[(first_unit[e] + place / GROUP_TOKENS) * GROUP_TOKENS + place % GROUP_TOKENS] = pair;
   }
+}
+
+// For experts chosen elsewhere. Block 0: ids -> units. The others: x [rows, LATENT] bf16, rows x_stride apart -> latent
+// [rows, LATENT] bf16 times 2^96. grid (1 + rows).
+extern "C" __global__ void __launch_bounds__(32 * ROUTE_WARPS)
+group(const int* ids, const u16* x, int x_stride, int rows, int max_units, int* unit_expert, int* unit_pairs,
+      u16* latent) {
+  if (blockIdx.x == 0) return group_pairs(ids, rows, max_units, unit_expert, unit_pairs);
+  const size_t row = blockIdx.x - 1;
+  for (int i = threadIdx.x; i < LATENT; i += 32 * ROUTE_WARPS)
+    latent[row * LATENT + i] = narrow(widen(x[row * x_stride + i]) * 0x1p96f);
+}
+
+// logits [rows, EXPERTS] float32, rows logits_stride apart -> ids and weights [rows, TOP_K], best first, ties to the
+// lower expert: a block sorts a row's experts by the warp and merges the best of each pair of warps. The last block to
+// finish then groups the pairs into units, unless max_units is 0. `arrived` is zero before and after.
+extern "C" __global__ void __launch_bounds__(32 * ROUTE_WARPS)
+route(const float* logits, int logits_stride, const float* bias, int rows, int max_units, int* ids,
+      float* routing_weights, int* unit_expert, int* unit_pairs, u32* arrived) {
+  __shared__ float scores[EXPERTS];
+  __shared__ u64 best[ROUTE_WARPS][KEPT];
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, row = blockIdx.x;
+  u64 key = 0;
+  if (threadIdx.x < EXPERTS) {
+    const float score = 1.f / (1.f + expf(-logits[(size_t)row * logits_stride + threadIdx.x]));
+    scores[threadIdx.x] = score;
+    key = key_of(score + bias[threadIdx.x], threadIdx.x);
+  }
+#pragma unroll
+  for (int size = 2; size <= 32; size *= 2)
+#pragma unroll
+    for (int distance = size / 2; distance; distance /= 2)
+      key = exchange(key, distance, ((lane & distance) == 0) == ((lane & size) == 0));
+  for (int lists = ROUTE_WARPS; lists > 1; lists = (lists + 1) / 2) {
+    if (warp < lists && lane < KEPT) best[warp][lane] = key;
+    __syncthreads();
+    const int list = 2 * warp + (lane >= KEPT);  // The second list backwards makes the two one bitonic sequence.
+    if (warp < (lists + 1) / 2) {
+      key = list < lists ? best[list][lane < KEPT ? lane : 31 - lane] : 0;
+#pragma unroll
+      for (int distance = 16; distance; distance /= 2) key = exchange(key, distance, (lane & distance) == 0);
+    }
+    __syncthreads();
+  }
+  if (warp == 0) {
+    const int chosen = ~(u32)key;
+    const float score = lane < TOP_K ? scores[chosen] : 0.f;
+    float total = score;
+#pragma unroll
+    for (int offset = 16; offset; offset >>= 1) total += __shfl_xor_sync(~0u, total, offset);
+    if (lane < TOP_K) {
+      ids[row * TOP_K + lane] = chosen;
+      routing_weights[row * TOP_K + lane] = score / (total + 1e-20f) * ROUTED_SCALING;
+      if (rows == 1 && max_units) {  // Its experts are distinct: each is a unit of its own.
+        unit_expert[lane] = chosen;
+        for (int i = 0; i < GROUP_TOKENS; i++) unit_pairs[lane * GROUP_TOKENS + i] = i ? -1 : lane;
+      }
+    }
+  }
+  if (rows == 1 || !max_units) return;
+
+  __shared__ bool last;
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) last = atomicInc(arrived, gridDim.x - 1) == gridDim.x - 1;
+  __syncthreads();
+  if (!last) return;
+  __threadfence();
+  group_pairs(ids, rows, max_units, unit_expert, unit_pairs);
 }

@@ -1,6 +1,6 @@
 """The routed experts of one rank: `experts.cu` bound to a model's sizes, launched on tensors."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -64,33 +64,61 @@ class Experts:
                 "ROUTED_SCALING": float(moe.routed_scaling_factor),
             },
         )
-        self._route, self._first, self._second_few, self._second_many, self._combine = (
-            module.kernel(name) for name in ("route", "first", "second_few", "second_many", "combine")
+        self._route, self._group, self._first, self._second_few, self._second_many, self._combine = (
+            module.kernel(name) for name in ("route", "group", "first", "second_few", "second_many", "combine")
         )
         self._arrived = torch.zeros(1, dtype=torch.int32, device="cuda")
 
-    def pack(self, w13: Mxfp4, w2: Mxfp4) -> tuple[Packed, Packed]:
-        """w13 [E, gate I | up I, L] and w2 [E, L, I] in fragment order. Raises UserError for sizes that do not fit."""
-        return pack_rows(w13, paired_rows(self._intermediate, w13.packed.device)), pack_rows(w2)
+    def pack(self, w13: Mxfp4, w2: Mxfp4, *, unused_nan: bool = False) -> tuple[Packed, Packed]:
+        """w13 [E, gate I | up I, L] and w2 [E, L, I] in fragment order. Raises UserError for sizes that do not fit.
+
+        `unused_nan`: experts that no row will choose may have scales of NaN.
+        """
+        order = paired_rows(self._intermediate, w13.packed.device)
+        return pack_rows(w13, order, unused_nan=unused_nan), pack_rows(w2, unused_nan=unused_nan)
 
     def route(self, logits: Tensor, correction_bias: Tensor) -> Routes:
         """From router logits [rows, E] float32: one launch. Ties, zeros of both signs, NaN: as the plain path."""
-        rows, moe = len(logits), self._moe
-        units = tactics.max_units(rows, moe.top_k, moe.experts)
-        routes = Routes(
-            logits.new_empty(rows, moe.top_k, dtype=torch.int32),
-            logits.new_empty(rows, moe.top_k),
-            logits.new_empty(units, dtype=torch.int32),
-            logits.new_empty(units, tactics.GROUP_TOKENS, dtype=torch.int32),
+        routes = self._routes(logits, len(logits))
+        self._choose(logits, correction_bias, routes, len(routes.unit_expert))
+        return routes
+
+    def choose(self, logits: Tensor, correction_bias: Tensor, ids: Tensor, weights: Tensor) -> None:
+        """The choice alone, into `ids` [rows, top_k] int32 and `weights` [rows, top_k] float32: one launch."""
+        self._choose(logits, correction_bias, Routes(ids, weights, ids, ids), 0)
+
+    def group(self, x: Tensor, ids: Tensor, weights: Tensor) -> tuple[Tensor, Routes]:
+        """The latents [rows, L] bf16 of `x` times LATENT_SCALE, and the units of `ids`: one launch."""
+        rows = len(ids)
+        routes = replace(self._routes(weights, rows), ids=ids, weights=weights)
+        latent = x.new_empty(rows, self._moe.latent_size)
+        self._group(
+            (1 + rows, 1),
+            32 * -(-self._moe.experts // 32),
+            [ids, x, x.stride(0), rows, len(routes.unit_expert), routes.unit_expert, routes.unit_pairs, latent],
         )
+        return latent, routes
+
+    def _routes(self, like: Tensor, rows: int) -> Routes:
+        moe = self._moe
+        units = tactics.max_units(rows, moe.top_k, moe.experts)
+        return Routes(
+            like.new_empty(rows, moe.top_k, dtype=torch.int32),
+            like.new_empty(rows, moe.top_k, dtype=torch.float32),
+            like.new_empty(units, dtype=torch.int32),
+            like.new_empty(units, tactics.GROUP_TOKENS, dtype=torch.int32),
+        )
+
+    def _choose(self, logits: Tensor, correction_bias: Tensor, routes: Routes, units: int) -> None:
         self._route(
-            (rows, 1),
-            32 * -(-moe.experts // 32),
+            (len(logits), 1),
+            32 * -(-self._moe.experts // 32),
             [
                 logits,
+                logits.stride(0),
                 correction_bias,
-                rows,
-                len(routes.unit_expert),
+                len(logits),
+                units,
                 routes.ids,
                 routes.weights,
                 routes.unit_expert,
@@ -98,11 +126,10 @@ class Experts:
                 self._arrived,
             ],
         )
-        return routes
 
-    def __call__(self, latent: Tensor, routes: Routes, w13: Packed, w2: Packed) -> Tensor:
+    def __call__(self, latent: Tensor, routes: Routes, w13: Packed, w2: Packed, out: Tensor | None = None) -> Tensor:
         """This rank's partial sum [rows, L] bf16 from `latent` [rows, L] bf16 times LATENT_SCALE: three launches."""
-        return self.combine(self.second(self.first(latent, routes, w13), routes, w2), routes)
+        return self.combine(self.second(self.first(latent, routes, w13), routes, w2), routes, out)
 
     def first(self, latent: Tensor, routes: Routes, w13: Packed) -> Tensor:
         """situ(W13 z) of every pair, [pairs, I padded to 64] bf16, scaled by LATENT_SCALE."""
@@ -111,7 +138,16 @@ class Experts:
         self._first(
             (self._intermediate // 8, self._parallel_units(routes)),
             32 * self._tactic1.warps,
-            [w13.words, w13.scales, latent, routes.unit_expert, routes.unit_pairs, len(routes.unit_expert), activated],
+            [
+                w13.words,
+                w13.scales,
+                latent,
+                latent.stride(0),
+                routes.unit_expert,
+                routes.unit_pairs,
+                len(routes.unit_expert),
+                activated,
+            ],
         )
         return activated
 
@@ -128,10 +164,10 @@ class Experts:
         )
         return outputs
 
-    def combine(self, outputs: Tensor, routes: Routes) -> Tensor:
+    def combine(self, outputs: Tensor, routes: Routes, out: Tensor | None = None) -> Tensor:
         """The weighted sum over each token's experts, [rows, L] bf16."""
         rows, latent = len(routes.ids), self._moe.latent_size
-        routed = outputs.new_empty(rows, latent)
+        routed = outputs.new_empty(rows, latent) if out is None else out
         self._combine(
             (-(-latent // (2 * _COMBINE_THREADS)), rows), _COMBINE_THREADS, [outputs, routes.weights, routed]
         )

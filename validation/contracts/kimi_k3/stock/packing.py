@@ -42,18 +42,18 @@ class Packed:
     """[E, N / 16, chunks / V, 8, V] int32, V = `tactics.vector`: four E8M0 bytes each"""
 
 
-def pack_rows(stack: Mxfp4, order: Tensor | None = None) -> Packed:
+def pack_rows(stack: Mxfp4, order: Tensor | None = None, *, unused_nan: bool = False) -> Packed:
     """`stack` [E, N, K], its rows taken in `order` [N] if given, in fragment order on the same device.
 
     Raises UserError if N is no multiple of 16, and for the two scales that the exponent field of a normal float does
-    not hold: NaN, and 2^-127 over anything but zeros.
+    not hold: NaN, unless `unused_nan` says that whoever has it is never chosen, and 2^-127 over anything but zeros.
     """
     if stack.packed.shape[-2] % BLOCK_ROWS:
         raise UserError(
             f"{stack.packed.shape[-2]} rows are no whole blocks of {BLOCK_ROWS}",
             "pad the expert intermediate size when the shard is loaded",
         )
-    if (stack.scale == NAN_SCALE).any():
+    if not unused_nan and (stack.scale == NAN_SCALE).any():
         raise UserError("an expert has a scale of NaN (E8M0 byte 255)", "check the checkpoint that it came from")
     parts = [
         _pack(packed if order is None else packed[:, order], scale if order is None else scale[:, order])

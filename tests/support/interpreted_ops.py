@@ -1,0 +1,94 @@
+"""Sits the ops' exams with their stock paths in Triton's interpreter, and prints as JSON what did not pass.
+
+A script of its own: whether kernels are interpreted is decided when triton is imported. Products are torch's, in float32
+and rounded once as cuBLAS leaves them; streams are in order. What is CUDA C++ (routing, experts) needs a GPU.
+"""
+
+import contextlib
+import json
+import os
+import sys
+import types
+import warnings
+
+os.environ["TRITON_INTERPRET"] = "1"
+warnings.filterwarnings("ignore")
+
+import op_exam  # noqa: E402
+import torch  # noqa: E402
+
+from fasttrack_validation.contracts.base import TensorRole  # noqa: E402
+from fasttrack_validation.judge.interpreter import arithmetic, device_library  # noqa: E402
+
+arithmetic.install()
+device_library.install()
+
+
+class Stream:
+    def wait_stream(self, other):
+        pass
+
+
+def product(form):
+    def run(left, right, *, out_dtype=None, out=None):
+        result = form(left.float(), right.float()).to(out_dtype or left.dtype)
+        return result if out is None else out.copy_(result)
+
+    return run
+
+
+torch.cuda.get_device_properties = lambda: types.SimpleNamespace(multi_processor_count=6)
+torch.cuda.Stream, torch.cuda.current_stream, torch.cuda.stream = Stream, Stream, contextlib.nullcontext
+
+from fasttrack_validation.contracts.kimi_k3.stock import ops  # noqa: E402
+
+torch.mm, torch.bmm = product(torch.mm), product(torch.bmm)
+
+ROWS, SEED = 6, 5
+
+
+def place(op, workload, inputs):
+    """The op's tensors with its strides; what lies between rows is NaN."""
+    laid = {}
+    for spec in op.tensors(workload):
+        if spec.role is TensorRole.OUTPUT:
+            continue
+        value = inputs[spec.name]
+        storage = torch.full((max(spec.storage_elements, 1),), float("nan")).to(value.dtype)
+        laid[spec.name] = storage.as_strided(spec.shape, spec.strides)
+        laid[spec.name].copy_(value)
+    return laid
+
+
+def faults(op, workload, distribution):
+    inputs = op.make_inputs(workload, distribution, SEED)
+    laid = place(op, workload, inputs)
+    bound = ops.prepare(op, laid, workload)
+    bound.run()
+    found = op_exam.failures(op, workload, inputs, bound.outputs)
+    for name, value in inputs.items():
+        if name not in op.produced and not torch.equal(laid[name].nan_to_num(), value.nan_to_num()):
+            found.append(f"{name} was changed")
+    return found
+
+
+def workloads(name):
+    if name == "kda_decode":
+        op = op_exam.REAL.op(name)
+        from fasttrack_validation.contracts.kimi_k3.kda_decode import layout
+
+        shard = op.architecture.kda_shard(48)
+        yield op, layout.workload(shard, "small", ROWS, projected_gap=16, state_gap=64, slots_stride=2)
+    else:
+        op = op_exam.nano(name)
+        yield op, op_exam.declared(op, 2, ROWS)
+        yield op, op_exam.drawn(op, 4, ROWS, SEED)
+
+
+found = {}
+for name in sys.argv[1:]:
+    for op, workload in workloads(name):
+        for distribution in op.distributions:
+            if wrong := faults(op, workload, distribution):
+                found[f"{name} {workload.name} {distribution}"] = wrong
+print(json.dumps(found))
