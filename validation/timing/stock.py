@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from ..contracts.base import Workload
 from .plausibility import Reading
-from .slots import Rotation
+from .session import Replay
 
 DEADLINE_SECONDS = 300
 # What the process may see of the caller's environment: where programs and drivers lie, nothing that tunes a library.
@@ -54,18 +54,17 @@ class StockProcess:
         """Bytes per second of one large read on this card, now."""
         return self._ask("ceiling", size=size // 16384 * 16384, repeats=repeats)
 
-    def capture(self, op: str, workload: Workload, distribution: str, seeds: Sequence[int], rotation: Rotation) -> None:
-        """Lays out `rotation.slots` copies and captures the graph. Raises StockFailed when the path cannot run."""
-        self.slots = rotation.slots
-        self._point = {"op": op, "workload": workload.model_dump(mode="json")}
+    def capture(self, op: str, workload: Workload, distribution: str, seeds: Sequence[int], slots: int) -> None:
+        """Lays out `slots` copies and captures the graph. Raises StockFailed when the path cannot run."""
+        self.slots = slots
         self.launches = self._ask(
-            "capture", **self._point, distribution=distribution, seeds=list(seeds), slots=rotation.slots,
-            shared_static=rotation.shared_static,
+            "capture", op=op, workload=workload.model_dump(mode="json"), distribution=distribution, seeds=list(seeds),
+            slots=slots,
         )  # fmt: skip
 
-    def restore(self, sets: Sequence[int]) -> None:
+    def refresh(self, seed: int) -> None:
         """As `session.Contestant`."""
-        self._ask("restore", sets=list(sets))
+        self._ask("refresh", seed=seed)
 
     def replay(self) -> Reading:
         """As `session.Contestant`."""
@@ -76,9 +75,13 @@ class StockProcess:
         """Nobody suspects the stock path; `produced` lets its results be held against the oracle."""
         return None
 
+    def verify(self, replays: Sequence[Replay]) -> None:
+        """As `session.Contestant`."""
+        return None
+
     def produced(self, slot: int) -> Mapping[str, object]:
         """Tensors (CPU, contiguous) that the last replay left in `slot`."""
-        return self._ask("produced", **self._point, slot=slot)
+        return self._ask("produced", slot=slot)
 
     def _ask(self, command: str, **arguments):
         try:

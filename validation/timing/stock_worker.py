@@ -8,14 +8,18 @@ the only other end.
 import time
 import traceback
 from collections.abc import Sequence
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any
 
 import torch
 
 from .. import contracts
-from ..contracts.base import OpContract, TensorRole, TensorSpec, Workload
+from ..contracts.base import TensorRole, TensorSpec, Workload
+from ..contracts.stock import StockRun
 from ..tensors import torch_dtype
+
+
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def serve(pipe: Connection, model: str) -> None:
@@ -34,14 +38,22 @@ def serve(pipe: Connection, model: str) -> None:
             pipe.send(("error", f"{error}\n{traceback.format_exc()}"))
 
 
+@dataclass
+class _Slot:
+    """One copy of the op's memory, with what its states started from."""
+
+    tensors: dict[str, torch.Tensor]
+    states: dict[str, torch.Tensor]
+    inputs: list[torch.Tensor]
+    bound: StockRun
+
+
 class _Worker:
     """The state between commands: one captured op."""
 
     def __init__(self) -> None:
-        self.slots: list[dict[str, torch.Tensor]] = []
-        self.sets: list[dict[str, torch.Tensor]] = []
+        self.slots: list[_Slot] = []
         self.graph: torch.cuda.CUDAGraph | None = None
-        self.kept: list[Any] = []
 
     def do_flags(self, ops) -> dict[str, str]:
         """Global switches that could slow or speed the stock path, as they stand in this process."""
@@ -55,35 +67,36 @@ class _Worker:
         }
 
     def do_capture(
-        self, ops, op: str, workload: dict, distribution: str, seeds: Sequence[int], slots: int, shared_static: bool
+        self, ops, op: str, workload: dict, distribution: str, seeds: Sequence[int], slots: int
     ) -> int:
-        """Draws the input sets, lays `slots` copies out and captures one graph that runs each; gives kernels a call.
-
-        The same seeds give the judge's process the same inputs.
-        """
+        """Draws one input set a seed, lays them out in turn on `slots` copies of the op's memory, and captures one
+        graph that runs each copy; gives kernels a call. The weights are the first set's everywhere."""
         self.free()
         contract, point = ops.op(op), Workload.model_validate(workload)
         drawn = [contract.make_inputs(point, distribution, seed) for seed in seeds]
         specs = contract.tensors(point)
-        self.sets = [
-            {s.name: _laid(s, values[s.name]) for s in specs if s.role in (TensorRole.INPUT, TensorRole.STATE)}
-            for values in drawn
-        ]
-        static = {s.name: _laid(s, drawn[0][s.name]) for s in specs if s.role is TensorRole.STATIC}
-        for _ in range(slots):
-            weights = static if shared_static else {name: _copy(tensor) for name, tensor in static.items()}
-            moving = {name: _copy(tensor) for name, tensor in self.sets[0].items()}
-            outputs = {s.name: _laid(s, None) for s in specs if s.role is TensorRole.OUTPUT}
-            self.slots.append(weights | moving | outputs)
-        run = contract.stock("cuda")
-        self.graph = self._capture(lambda: [run(slot, point) for slot in self.slots], lambda: run(self.slots[0], point))
+        path = contract.stock("cuda")
+        for number in range(slots):
+            values = drawn[0] | {
+                s.name: drawn[number % len(drawn)][s.name] for s in specs if s.role in (TensorRole.INPUT, TensorRole.STATE)
+            }
+            tensors = {s.name: _laid(s, values.get(s.name)) for s in specs}
+            states = {s.name: _storage(tensors[s.name]).clone() for s in specs if s.role is TensorRole.STATE}
+            inputs = [tensors[s.name] for s in specs if s.role is TensorRole.INPUT]
+            self.slots.append(_Slot(tensors, states, inputs, path.prepare(tensors, point)))
+        self.graph = self._capture(lambda: [slot.bound.run() for slot in self.slots], self.slots[0].bound.run)
         return round(_kernel_nodes(self.graph) / slots)
 
-    def do_restore(self, ops, sets: Sequence[int]) -> None:
-        """Slot i gets the inputs and states of set `sets[i]`."""
-        for slot, which in zip(self.slots, sets, strict=True):
-            for name, tensor in self.sets[which].items():
-                _storage(slot[name]).copy_(_storage(tensor))
+    def do_refresh(self, ops, seed: int) -> None:
+        """States as drawn; the lowest mantissa bits of floating inputs flipped at random."""
+        torch.manual_seed(seed)
+        for slot in self.slots:
+            for name, image in slot.states.items():
+                _storage(slot.tensors[name]).copy_(image)
+            for tensor in slot.inputs:
+                if tensor.dtype.is_floating_point:
+                    bits = tensor.view(_BITS[tensor.element_size()])
+                    bits ^= torch.randint_like(bits, 0, 2)
         torch.cuda.synchronize()
 
     def do_replay(self, ops) -> tuple[int, int]:
@@ -96,11 +109,9 @@ class _Worker:
         torch.cuda.synchronize()
         return round(start.elapsed_time(end) * 1e6), time.perf_counter_ns() - began
 
-    def do_produced(self, ops, op: str, workload: dict, slot: int) -> dict[str, torch.Tensor]:
-        """What the last replay left in a slot: outputs from the captured call, states in place."""
-        contract, point = ops.op(op), Workload.model_validate(workload)
-        returned = self.kept[0][slot]
-        return {name: returned.get(name, self.slots[slot].get(name)).cpu().contiguous() for name in contract.produced}
+    def do_produced(self, ops, slot: int) -> dict[str, torch.Tensor]:
+        """What the last replay left in a slot (outputs and states), on the CPU."""
+        return {name: tensor.cpu().contiguous() for name, tensor in self.slots[slot].bound.outputs.items()}
 
     def do_ceiling(self, ops, size: int, repeats: int) -> float:
         """Bytes per second of reading `size` bytes with a kernel, median of `repeats` graph replays."""
@@ -116,7 +127,7 @@ class _Worker:
 
     def free(self) -> None:
         """Gives the card back what the last op took."""
-        self.slots, self.sets, self.graph, self.kept = [], [], None, []
+        self.slots, self.graph = [], None
         torch.cuda.empty_cache()
 
     def _capture(self, body, warm_up) -> torch.cuda.CUDAGraph:
@@ -127,7 +138,7 @@ class _Worker:
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph(keep_graph=True)
         with torch.cuda.graph(graph, stream=stream):
-            self.kept.append(body())  # a graph's intermediates live as long as somebody holds them
+            body()
         graph.instantiate()
         return graph
 
@@ -139,10 +150,6 @@ def _laid(spec: TensorSpec, value: torch.Tensor | None) -> torch.Tensor:
     if value is not None:
         laid.copy_(value)
     return laid
-
-
-def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    return _storage(tensor).clone().as_strided(tensor.shape, tensor.stride())
 
 
 def _storage(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-// The judge's own kernels: a keyed digest, noise and a delay. judge_kernels.ptx is made of this file, for
+// The judge's own kernels: a keyed digest, noise, small changes and a delay. judge_kernels.ptx is made of this file, for
 // compute_80, so that the driver of any card of this project can load it without a compiler on the machine:
 //   nvcc -ptx -arch=compute_80 -o judge_kernels.ptx judge_kernels.cu      (or NVRTC)
 // kernels.py holds the same arithmetic for a host.
@@ -38,6 +38,16 @@ extern "C" __global__ void judge_noise(u64* data, u64 bytes, u64 seed) {
         u64 word = drawn(seed, i);
         if (i + 1 < words || bytes % 8 == 0) data[i] = word;
         else for (u64 b = 8 * i; b < bytes; b++) ((unsigned char*)data)[b] = (unsigned char)(word >> (8 * (b - 8 * i)));
+    }
+}
+
+// Flips bits of `bytes` bytes at `data` (8-byte aligned) where `mask` has them set: inputs that never were before.
+extern "C" __global__ void judge_freshen(u64* data, u64 bytes, u64 seed, u64 mask) {
+    u64 words = (bytes + 7) / 8;
+    for (u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x; i < words; i += (u64)gridDim.x * blockDim.x) {
+        u64 flips = drawn(seed, i) & mask;
+        if (i + 1 < words || bytes % 8 == 0) data[i] ^= flips;
+        else for (u64 b = 8 * i; b < bytes; b++) ((unsigned char*)data)[b] ^= (unsigned char)(flips >> (8 * (b - 8 * i)));
     }
 }
 
