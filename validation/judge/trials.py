@@ -69,32 +69,50 @@ def run_trial(
     inputs = contract.make_inputs(spec.workload, spec.distribution, spec.seed)
     if spec.perturbed_row is not None:
         inputs = contract.perturb_row(inputs, spec.workload, spec.perturbed_row, spec.seed + 1)
-    generator = np.random.Generator(np.random.PCG64(spec.layout_seed))
-    arena = Arena(contract.tensors(spec.workload), pack.scratch, pack.prepared, generator)
+    arena = lay_out(contract, spec, pack, prepared, inputs)
     try:
-        for name, tensor in arena.specs.items():
-            arena.put(name, _poison(tensor, spec) if tensor.role is TensorRole.OUTPUT else inputs[name])
-        for name, data in prepared.items():
-            arena.put_bytes(name, data)
         shifts = _shift_pages(arena, spec.far, inputs) if spec.far else {}
         arena.seal()
-        paged = [name for name in contract.produced if _is_paged(arena, name)]
-        dense = {name: _dense_reading(arena, name) for name in paged}
+        dense = dense_readings(contract, arena)
         outcome = executor.execute(pack, arena, spec.order, shifts)
         trial = Trial(
             spec, str(outcome["status"]), str(outcome.get("message", "")), inputs,
             launches=tuple(outcome.get("launches", ())), seconds=float(outcome.get("seconds", 0.0)),
         )  # fmt: skip
         if trial.status == "ok":
-            trial.produced = {name: arena.take(name) for name in contract.produced}
-            trial.poison = {
-                name: arena.initial(name) for name in contract.produced if arena.specs[name].role is TensorRole.OUTPUT
-            }
-            trial.stray = arena.stray_writes()
-            trial.dense = {name: (before, _dense_reading(arena, name)) for name, before in dense.items()}
+            take_back(trial, contract, arena, dense)
         return trial
     finally:
         arena.close()
+
+
+def lay_out(
+    contract: OpContract, spec: TrialSpec, pack: KernelPack, prepared: Mapping[str, bytes],
+    inputs: Mapping[str, torch.Tensor],
+) -> Arena:  # fmt: skip
+    """An arena with everything in its place: inputs, weights, states, what `prepare` made, poison. Not yet sealed."""
+    generator = np.random.Generator(np.random.PCG64(spec.layout_seed))
+    arena = Arena(contract.tensors(spec.workload), pack.scratch, pack.prepared, generator)
+    for name, tensor in arena.specs.items():
+        arena.put(name, _poison(tensor, spec) if tensor.role is TensorRole.OUTPUT else inputs[name])
+    for name, data in prepared.items():
+        arena.put_bytes(name, data)
+    return arena
+
+
+def dense_readings(contract: OpContract, arena: Arena) -> dict[str, torch.Tensor]:
+    """Paged tensors that a launch writes, as a kernel that assumes dense pages addresses them now."""
+    return {name: _dense_reading(arena, name) for name in contract.produced if _is_paged(arena, name)}
+
+
+def take_back(trial: Trial, contract: OpContract, arena: Arena, dense: Mapping[str, torch.Tensor]) -> None:
+    """Puts into the trial what a finished run left in its sealed arena; `dense` are the readings from before."""
+    trial.produced = {name: arena.take(name) for name in contract.produced}
+    trial.poison = {
+        name: arena.initial(name) for name in contract.produced if arena.specs[name].role is TensorRole.OUTPUT
+    }
+    trial.stray = arena.stray_writes()
+    trial.dense = {name: (before, _dense_reading(arena, name)) for name, before in dense.items()}
 
 
 def _shift_pages(arena: Arena, far: Far, inputs: Mapping[str, torch.Tensor]) -> dict[str, int]:

@@ -240,6 +240,11 @@ class Session:
         """Puts slots back to their images, `counters` only if asked, and refills all scratch with fresh noise."""
         self._call("restore", {"slots": list(slots), "seed": secrets.randbits(63), "counters": counters})
 
+    def freshen(self, slots: Sequence[int], seed: int, masks: Mapping[str, int]) -> None:
+        """Flips bits of fixed regions of slots: those that follow from `seed` and the slot's place in the list, where
+        the region's 64-bit mask allows it. Equal calls on equal slots leave equal contents."""
+        self._call("freshen", {"slots": list(slots), "seed": seed, "masks": dict(masks)})
+
     def digest(self, slots: Sequence[int], key: tuple[int, int], *, everything: bool = False) -> list[str]:
         """A keyed 128-bit digest of each slot's written regions (storage, gaps included, in the order of names).
 

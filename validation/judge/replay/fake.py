@@ -274,8 +274,13 @@ def _judge_kernels() -> dict[str, Callable]:
     def judge_noise(call: Call, data: "Q", size: "Q", seed: "Q") -> None:  # noqa: F821
         call.array(data, "u1", size)[:] = kernels.drawn(seed, 0, -(-size // 8)).view("u1")[:size]
 
+    def judge_freshen(call: Call, data: "Q", size: "Q", seed: "Q", mask: "Q") -> None:  # noqa: F821
+        flips = kernels.drawn(seed, 0, -(-size // 8)) & numpy.uint64(mask)
+        call.array(data, "u1", size)[:] ^= flips.view("u1")[:size]
+
     def judge_delay(call: Call, nanoseconds: "Q") -> None:  # noqa: F821
         return None
 
     judge_delay.nanoseconds = lambda given: given[0]
-    return {"judge_digest": judge_digest, "judge_noise": judge_noise, "judge_delay": judge_delay}
+    made = (judge_digest, judge_noise, judge_freshen, judge_delay)
+    return {one.__name__: one for one in made}

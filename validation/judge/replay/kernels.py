@@ -21,13 +21,13 @@ def image() -> bytes:
 
 
 class JudgeKernels:
-    """The three kernels, loaded once for a worker. `scratch` holds the digest's two sums."""
+    """The four kernels, loaded once for a worker. `scratch` holds the digest's two sums."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
         module = driver.load(image())
-        self._digest, self._noise, self._delay = (
-            driver.function(module, f"judge_{name}") for name in ("digest", "noise", "delay")
+        self._digest, self._noise, self._freshen, self._delay = (
+            driver.function(module, f"judge_{name}") for name in ("digest", "noise", "freshen", "delay")
         )
         self._sums = driver.allocate(16)
 
@@ -53,6 +53,11 @@ class JudgeKernels:
         """Fills memory with noise drawn from `seed`."""
         if size:
             self._driver.launch(self._noise, _shape(size), _words(address, size, seed), stream)
+
+    def freshen(self, address: int, size: int, seed: int, mask: int, stream: Handle) -> None:
+        """Flips bits drawn from `seed` where the 64-bit `mask`, repeated, allows it."""
+        if size:
+            self._driver.launch(self._freshen, _shape(size), _words(address, size, seed, mask), stream)
 
     def delay(self, nanoseconds: int, stream: Handle) -> None:
         """Keeps `stream` busy for so long."""

@@ -95,6 +95,13 @@ class Slot:
         for number, (address, size) in enumerate(scratch + self.extra):
             self.kernels.noise(address, size, seed + number, self.stream)
 
+    def freshen(self, seed: int, masks: Mapping[str, int]) -> None:
+        """Enqueues bit flips in some regions, where their masks of 64 bits allow them. `restore` knows nothing of them
+        unless the region is in the image."""
+        for number, (name, mask) in enumerate(sorted(masks.items())):
+            region = self.regions[name]
+            self.kernels.freshen(self.base + region.offset, region.bytes, seed + number, mask, self.stream)
+
     def update(self, host: int, places: Mapping[str, tuple[int, int]]) -> None:
         """New contents for some regions, from (offset, bytes) in host memory; `restore` returns to the new ones."""
         self.driver.synchronize()

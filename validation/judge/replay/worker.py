@@ -171,6 +171,19 @@ class Worker:
         self._driver.synchronize()
         return {}
 
+    def freshen(self, request: dict, blobs: Sequence[bytes], memory: Sequence[int]) -> dict:
+        """Flips random bits of regions of each slot, where a mask allows it; other bits in each slot."""
+        seed = _number(_only(request, "slots", "seed", "masks"), "seed")
+        for slot in self._named(request["slots"]):
+            for name in request["masks"]:
+                if name not in slot.regions or slot.regions[name].kind is not Kind.FIXED:
+                    raise CommandError(f"region {name!r} is none that only the judge writes to")
+                _number(request["masks"], name)
+            slot.freshen(seed, request["masks"])
+            seed = (seed + (1 << 20)) % (1 << 64)
+        self._driver.synchronize()
+        return {}
+
     def digest(self, request: dict, blobs: Sequence[bytes], memory: Sequence[int]) -> dict:
         """The keyed digest of each slot, in the order given."""
         everything = bool(_only(request, "slots", "key", "everything")["everything"])
@@ -273,7 +286,7 @@ class Worker:
 
 
 COMMANDS: tuple[str, ...] = (
-    "load", "slot", "run", "capture", "replay", "restore", "digest", "download", "update", "probe", "release",
+    "load", "slot", "run", "capture", "replay", "restore", "freshen", "digest", "download", "update", "probe", "release",
 )  # fmt: skip
 
 
