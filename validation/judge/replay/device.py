@@ -260,6 +260,10 @@ class Session:
         """New contents for regions of a slot, from these offsets of memfd `memory`; `restore` returns to them."""
         self._call("update", {"slot": slot, "regions": dict(regions)}, memory=[memory])
 
+    def reload(self) -> None:
+        """Loads the code afresh: global symbols start anew. A captured graph is dropped; slots keep what they hold."""
+        self._call("reload", {}, seconds=LOAD_SECONDS)
+
     def release(self) -> None:
         """Gives back slots, graph and code."""
         self._call("release", {})

@@ -131,12 +131,17 @@ class Slot:
         """Copies the arena to host memory."""
         self.driver.download(host, self.base, self.size)
 
-    def free(self) -> None:
-        """Gives all of its memory back."""
-        addresses = (self.allocation, self._pristine, *(address for address, _ in self.extra), *self.tables)
-        for address in addresses:
+    def unbind(self) -> None:
+        """Gives back what the launches that were bound to this slot needed beside it."""
+        for address in (*(address for address, _ in self.extra), *self.tables):
             self.driver.free(address)
         self.extra, self.tables = [], []
+
+    def free(self) -> None:
+        """Gives all of its memory back."""
+        self.unbind()
+        for address in (self.allocation, self._pristine):
+            self.driver.free(address)
 
     # What argument packing asks for.
 

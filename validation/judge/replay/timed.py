@@ -4,8 +4,8 @@ What keeps a candidate from being timed at something else than it was verified f
 
 - each replay starts from inputs that never were before (bits flipped by the judge), restored states, poisoned outputs
   and fresh scratch; after it a keyed digest of every slot's results is taken on the device, and kept by the judge;
-- another process, which loads the code afresh and timed nothing, runs the same inputs one call after another at other
-  addresses, and must come to the same digests;
+- another process, which timed nothing and loads the code afresh for each replay, runs the same inputs one call at a time, in random
+  order and at other addresses, and must come to the same digests;
 - slots chosen at random are audited: a replay like any other, downloaded before and after, so that its results are held
   against the float64 oracle and everything else against the guard bands and what the judge put there.
 """
@@ -46,6 +46,7 @@ class TimedPlan:
     ) -> None:  # fmt: skip
         self.name, self.slots = name, slots
         self._timed, self._apart, self._masks, self._all = timed, apart, masks, range(slots)
+        self._source = source
         self._key = source.getrandbits(64), source.getrandbits(64)
 
     def refresh(self, seed: int) -> None:
@@ -65,8 +66,10 @@ class TimedPlan:
         """As `session.Contestant`. Flips accumulate, so `replays` are all that were made, from the first."""
         found = []
         for replay in replays:
+            self._apart.reload()  # what a kernel remembers from one replay to the next would make both sides wrong alike
             self._renew(self._apart, replay.seed)
-            for slot in self._all:
+            # In another order: a kernel that counts its calls would leave out the same ones again.
+            for slot in self._source.sample(self._all, self.slots):
                 self._apart.run([slot])
             found.append(self._apart.digest(self._all, self._key))
         return differing(replays, found)

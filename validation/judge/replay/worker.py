@@ -75,6 +75,7 @@ class Worker:
         self._streams = Streams(driver)
         self._marks = driver.event(), driver.event()
         self._program: Program | None = None
+        self._loaded: tuple[KernelPack, dict[str, DeviceCode]] | None = None
         self._slots: dict[int, Slot] = {}
         self._bound: dict[int, tuple[Bound, ...]] = {}
         self._graph: Handle | None = None
@@ -90,8 +91,22 @@ class Worker:
         for fields, cubin in zip(codes, blobs, strict=True):
             key = fields.pop("key", None) if isinstance(fields, dict) else None
             found[key] = DeviceCode.model_validate({**fields, "cubin": cubin})
+        self._loaded = pack, found
         self._program = Program(self._driver, pack, found)
         return {"kernels": len(found)}
+
+    def reload(self, request: dict, blobs: Sequence[bytes], memory: Sequence[int]) -> dict:
+        """Loads the same code afresh, so that global symbols are as they started; slots keep what they hold."""
+        _only(request)
+        self._needs_program()
+        self._drop_graph()
+        self._program.unload()
+        self._program = None
+        self._program = Program(self._driver, *self._loaded)
+        for number, slot in self._slots.items():
+            slot.unbind()
+            self._bound[number] = self._program.bind(slot)
+        return {}
 
     def slot(self, request: dict, blobs: Sequence[bytes], memory: Sequence[int]) -> dict:
         """Puts an arena on the device, from the memory file, and binds the plan to it."""
@@ -286,7 +301,7 @@ class Worker:
 
 
 COMMANDS: tuple[str, ...] = (
-    "load", "slot", "run", "capture", "replay", "restore", "freshen", "digest", "download", "update", "probe", "release",
+    "load", "reload", "slot", "run", "capture", "replay", "restore", "freshen", "digest", "download", "update", "probe", "release",
 )  # fmt: skip
 
 
