@@ -88,7 +88,7 @@ class Session(Frozen):
 
 def run_session(
     a: Contestant, b: Contestant, method: Method, *, floor_us: float, source: random.Random, card: Card,
-    smallest_effect: float = SMALLEST_EFFECT, alpha: float = ALPHA, tests: int = 1,
+    smallest_effect: float = SMALLEST_EFFECT, alpha: float = ALPHA, tests: int = 1, warm_up: int = WARM_UP_REPLAYS,
 ) -> Session:  # fmt: skip
     """Times `a` (the candidate) and `b` (the stock path) in `method.quads` quads.
 
@@ -108,7 +108,7 @@ def run_session(
         readings[id(contestant)].append(reading)
         return reading.event_ns / contestant.slots / 1e3
 
-    for _ in range(WARM_UP_REPLAYS):
+    for _ in range(warm_up):
         sample(a)
         sample(b)
     quads = []
@@ -123,7 +123,7 @@ def run_session(
         for one, times in ((a, times_a), (b, times_b))
         for fault in (
             one.verify(history[id(one)]),
-            clocks_fault(readings[id(one)][WARM_UP_REPLAYS:]),
+            clocks_fault(readings[id(one)][warm_up:]),
             floor_fault(times.microseconds.median, floor_us),
         )
         if fault

@@ -4,8 +4,8 @@ What keeps a candidate from being timed at something else than it was verified f
 
 - each replay starts from inputs that never were before (bits flipped by the judge), restored states, poisoned outputs
   and fresh scratch; after it a keyed digest of every slot's results is taken on the device, and kept by the judge;
-- another process, which timed nothing and loads the code afresh for each replay, runs the same inputs one call at a time, in random
-  order and at other addresses, and must come to the same digests;
+- another process, which timed nothing and loads the code afresh for each replay, runs the same inputs directly, in random order and at
+  other addresses, and must come to the same digests;
 - slots chosen at random are audited: a replay like any other, downloaded before and after, so that its results are held
   against the float64 oracle and everything else against the guard bands and what the judge put there.
 """
@@ -69,8 +69,7 @@ class TimedPlan:
             self._apart.reload()  # what a kernel remembers from one replay to the next would make both sides wrong alike
             self._renew(self._apart, replay.seed)
             # In another order: a kernel that counts its calls would leave out the same ones again.
-            for slot in self._source.sample(self._all, self.slots):
-                self._apart.run([slot])
+            self._apart.run(self._source.sample(self._all, self.slots))
             found.append(self._apart.digest(self._all, self._key))
         return differing(replays, found)
 
