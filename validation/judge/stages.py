@@ -27,6 +27,7 @@ from .ruling import Ruling
 from .verdict import KernelAudit
 
 RECORD_ENTRY = "fasttrack_validation.judge.recorder.job:run"
+PREPARE_ENTRY = "fasttrack_validation.judge.recorder.prepare_job:run"
 # Recording touches no tensor, but pools that need 64-bit offsets take address space.
 RECORD_LIMITS = Limits(wall_seconds=60, memory_bytes=64 << 30)
 COMPILE_LIMITS = Limits(wall_seconds=180)
@@ -134,24 +135,26 @@ def prepare(
 
     Raises PrepareFailed when the job dies or answers with other buffers than the plan declares.
     """
-    specs = {s.name: s for s in contract.tensors(workload) if s.name in static}
-    table, size = {}, 0
-    for name, spec in specs.items():
-        length = spec.storage_elements * spec.dtype.bytes
-        table[name] = {"offset": size, "bytes": length}
-        size += -(-length // 256) * 256
+    places, size = [], 0
+    for spec in contract.tensors(workload):
+        if spec.name in static:
+            length = spec.storage_elements * spec.dtype.bytes
+            places.append({"spec": spec.model_dump(mode="json"), "offset": size, "bytes": length})
+            size += -(-length // 256) * 256
     fd = sealed_memory(max(size, 1), "fasttrack-static")
     try:
         memory = mmap.mmap(fd, max(size, 1))
-        for name, spec in specs.items():
-            _place(memory, table[name], spec, static[name])
-        payload = _payload(candidate, contract, (workload,), hardware)
-        payload["workloads"][0]["static"] = table
-        result = sandbox.run(RECORD_ENTRY, payload, memory=(fd,), limits=RECORD_LIMITS)
+        for place in places:
+            _place(memory, place, TensorSpec.model_validate(place["spec"]), static[place["spec"]["name"]])
+        payload = {
+            "candidate": candidate.model_dump(mode="json"), "axes": workload.axes, "hardware": _facts(hardware),
+            "static": places,
+        }  # fmt: skip
+        result = sandbox.run(PREPARE_ENTRY, payload, memory=(fd,), limits=RECORD_LIMITS)
     finally:
         os.close(fd)
     names = result.value.get("prepared") if result.status is JobStatus.OK else None
-    if names != [[workload.name, name] for name in pack.prepared] or len(result.blobs) != len(names):
+    if names != list(pack.prepared) or len(result.blobs) != len(names):
         detail = _last_line(result) if result.status is not JobStatus.OK else str(result.value.get("rejected", names))
         raise PrepareFailed(_text(f"prepare gave other buffers than it declared: {detail}"))
     for (name, buffer), blob in zip(pack.prepared.items(), result.blobs, strict=True):
@@ -172,12 +175,16 @@ def _payload(candidate: Candidate, contract: OpContract, workloads: tuple[Worklo
             }
             for w in workloads
         ],
-        "hardware": {
-            "name": hardware.name,
-            "capability": hardware.target,
-            "multiprocessors": hardware.multiprocessors,
-            "max_shared": hardware.shared_per_block,
-        },
+        "hardware": _facts(hardware),
+    }
+
+
+def _facts(hardware: Hardware) -> dict:
+    return {
+        "name": hardware.name,
+        "capability": hardware.target,
+        "multiprocessors": hardware.multiprocessors,
+        "max_shared": hardware.shared_per_block,
     }
 
 
