@@ -47,6 +47,7 @@ class Ruling:
             contract_digest=contract_digest, judge_digest=judge_digest, sandbox=sandbox,
         )  # fmt: skip
         self.executor = "none"
+        self.why_not_timed = NO_GPU
         self.seconds: dict[str, float] = {}
         self.toolchain: dict[str, str] = {}
         self.audits: tuple[KernelAudit, ...] = ()
@@ -69,6 +70,17 @@ class Ruling:
     def rejected(self) -> bool:
         """Whether some check has failed: nothing found later can change the status."""
         return any(check.outcome is Outcome.FAIL for check in self._checks.values())
+
+    @property
+    def unmet(self) -> tuple[CheckResult, ...]:
+        """What has not passed so far."""
+        return tuple(check for check in self._checks.values() if check.outcome is not Outcome.PASS)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether nothing that could still be tried would change the status."""
+        halted = self._checks.get("execution")
+        return self.rejected or (halted is not None and halted.outcome is Outcome.NOT_RUN)
 
     def add(self, check: CheckResult) -> None:
         """Records a check; the first failure of a check is the one that is kept."""
@@ -162,7 +174,7 @@ class Ruling:
                 )
                 if shapes:
                     estimate = model_plan(shapes, card)
-                cell = NotMeasured(reason=NO_GPU, modelled=estimate)
+                cell = NotMeasured(reason=self.why_not_timed, modelled=estimate)
                 self._cells.append(TimedCell(hardware=card.name, workload=workload.name, cell=cell))
 
     def verdict(self) -> Verdict:

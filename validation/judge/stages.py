@@ -19,7 +19,7 @@ from . import plan
 from .candidate import Candidate
 from .device_code.build import ENTRY as COMPILE_ENTRY
 from .device_code.build import Built, build
-from .device_code.records import NO_CUDA_COMPILER, TARGETS, target_name
+from .device_code.records import NO_CUDA_COMPILER, TARGETS, DeviceCode, target_name
 from .inspect_trial import Finding
 from .kernel_source import KernelSource, KernelSourceError, extract
 from .pack import KernelPack, Language, variant_key
@@ -77,10 +77,12 @@ def record(
     except (KeyError, TypeError, ValueError, ValidationError) as error:
         ruling.fail(Finding(check="record", reason="record.answer", message=_text(f"the recorder's answer: {error}")))
         return None
-    # The judge's own versions: what the recorder says of them comes from the candidate's process.
-    ruling.toolchain = {"python": platform.python_version()} | {name: version(name) for name in ("torch", "triton")}
-    ruling.pass_stage("record", figures={"workloads": len(packs)})
     return by_workload
+
+
+def toolchain() -> dict[str, str]:
+    """The judge's own versions: what the recorder says of them comes from the candidate's process."""
+    return {"python": platform.python_version()} | {name: version(name) for name in ("torch", "triton")}
 
 
 def validate_plans(
@@ -102,10 +104,10 @@ def validate_plans(
     return True
 
 
-def compile_and_audit(
+def compile_kernels(
     sandbox: Sandbox, source: KernelSource, packs: Mapping[str, KernelPack], cache: Path | None, ruling: Ruling
-) -> Audits | None:
-    """Machine code of every variant for every target, audited; None with the finding recorded when one fails."""
+) -> tuple[DeviceCode, ...] | None:
+    """Machine code of every variant for every target; None with the finding recorded when one fails."""
     variants = {variant_key(v): v for pack in packs.values() for v in pack.kernels.values()}
 
     def run_job(payload: dict) -> JobResult:
@@ -116,7 +118,6 @@ def compile_and_audit(
 
     with ThreadPoolExecutor(len(TARGETS)) as pool:
         built = list(pool.map(compiled, TARGETS))
-    ruling.audits = tuple(audit for one in built for audit in one.audits)
     problems = [problem for one in built for problem in one.problems]
     if problems:
         first = problems[0]
@@ -126,11 +127,19 @@ def compile_and_audit(
         message = f"{first.kernel} for {first.target}: {first.message}"
         ruling.fail(Finding(check="compile", reason=first.reason, message=_text(message)))
         return None
-    if problem := _too_much_shared(packs, {(audit.kernel, audit.target): audit for audit in ruling.audits}):
+    return tuple(code for one in built for code in one.codes)
+
+
+def settle_audits(audits: tuple[KernelAudit, ...], packs: Mapping[str, KernelPack], ruling: Ruling) -> Audits | None:
+    """Takes what the machine code says into the verdict; None with the finding recorded when it cannot be launched."""
+    ruling.audits = audits
+    found = {(audit.kernel, audit.target): audit for audit in audits}
+    if problem := _too_much_shared(packs, found):
         ruling.fail(Finding(check="compile", reason="compile.out_of_resources", message=_text(problem)))
         return None
-    ruling.pass_stage("compile", figures={"kernels": len(variants), "targets": len(TARGETS)})
-    return {(audit.kernel, audit.target): audit for audit in ruling.audits}
+    kernels = {key for key, _ in found}
+    ruling.pass_stage("compile", figures={"kernels": len(kernels), "targets": len(TARGETS)})
+    return found
 
 
 def _too_much_shared(packs: Mapping[str, KernelPack], audits: Audits) -> str | None:
