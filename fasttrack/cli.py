@@ -27,6 +27,7 @@ CandidateFile = Annotated[
     Path, typer.Option("--candidate", metavar="FILE", help="a .py file, or a directory with candidate.toml")
 ]
 ConfigText = Annotated[str | None, typer.Option("--config", metavar="JSON", help="the candidate's configuration")]
+Device = Annotated[str, typer.Option(metavar="auto|cpu|gpu", help="what runs the plans: a GPU, or the interpreter")]
 AsJson = Annotated[bool, typer.Option("--json", help="print data instead of text")]
 Unsafe = Annotated[
     bool, typer.Option("--unsafe-no-sandbox", help="run candidate code unconfined; the evidence will say so")
@@ -145,21 +146,59 @@ def submit(
 
 
 @app.command()
-def evaluate(
+def record(
     model: ModelName,
     op: OpName,
     candidate: CandidateFile,
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="FILE", help="the file to write; one that is there is replaced")],
     config: ConfigText = None,
+    unseen: Annotated[int, typer.Option(min=1, max=16, help="unseen layouts of each workload")] = 1,
     unsafe_no_sandbox: Unsafe = False,
     as_json: AsJson = False,
 ) -> None:
-    """Judge one candidate and say why. Writes nothing.
+    """Record and compile one candidate into a file, which a machine with a GPU can judge. Needs no GPU itself.
 
-    Example: `fasttrack evaluate kimi_k3 --op kda_decode --candidate my_kernel.py --json`
+    Example: `fasttrack record kimi_k3 --op kda_decode --candidate my_kernel.py -o my_kernel.pack`
     """
     from . import commands
 
-    commands.evaluate(model, op, candidate, config, unsafe_no_sandbox=unsafe_no_sandbox, as_json=as_json)
+    commands.record(
+        model, op, candidate, config, out, unseen=unseen, unsafe_no_sandbox=unsafe_no_sandbox, as_json=as_json
+    )
+
+
+@app.command()
+def evaluate(
+    model: ModelName,
+    op: Annotated[str | None, typer.Option("--op", help="an op of the model; with --candidate")] = None,
+    candidate: Annotated[
+        Path | None, typer.Option("--candidate", metavar="FILE", help="a .py file, or a directory with candidate.toml")
+    ] = None,
+    pack: Annotated[Path | None, typer.Option("--pack", metavar="FILE", help="what `fasttrack record` wrote")] = None,
+    config: ConfigText = None,
+    device: Device = "auto",
+    unsafe_no_sandbox: Unsafe = False,
+    as_json: AsJson = False,
+) -> None:
+    """Judge one candidate, or one that was recorded elsewhere, and say why. Writes nothing.
+
+    Example: `fasttrack evaluate kimi_k3 --op kda_decode --candidate my_kernel.py --json`
+
+    Example: `fasttrack evaluate kimi_k3 --pack my_kernel.pack --device gpu`
+    """
+    from . import commands
+
+    if (pack is None) == (candidate is None):
+        raise UserError("give a candidate or a pack", "either --op OP --candidate FILE, or --pack FILE")
+    if pack is not None:
+        if op is not None or config is not None:
+            raise UserError("--op and --config do not go with --pack", "a pack says what it is a record of")
+        commands.evaluate_pack(model, pack, device=device, unsafe_no_sandbox=unsafe_no_sandbox, as_json=as_json)
+    if op is None:
+        raise UserError("--op is missing", f"`fasttrack ops {model}` lists the ops")
+    commands.evaluate(
+        model, op, candidate, config, device=device, unsafe_no_sandbox=unsafe_no_sandbox, as_json=as_json
+    )
 
 
 @app.command()

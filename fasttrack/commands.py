@@ -17,6 +17,8 @@ from . import lane, model_dir, services
 from .voice import Voice
 
 if TYPE_CHECKING:
+    from fasttrack_validation.contracts import ModelContract
+
     from .dispatch import Config
 
 STATUS_CODE = {Status.ACCEPTED: 0, Status.REJECTED: 1, Status.INCONCLUSIVE: 3, Status.INVALID: 3, Status.NOT_RUN: 3}
@@ -45,16 +47,62 @@ def resume(model: str, op: str | None, run: str | None, *, as_json: bool) -> NoR
 
 
 def evaluate(
-    model: str, op: str, path: Path, config: str | None, *, unsafe_no_sandbox: bool, as_json: bool
+    model: str, op: str, path: Path, config: str | None, *, device: str, unsafe_no_sandbox: bool, as_json: bool
 ) -> NoReturn:
     """Judges one candidate."""
-    directory = model_dir.load(model)
     parts = services.default()
+    contract, candidate = _candidate(parts, model, op, path, config)
+    with parts.judge(contract, unsafe_no_sandbox, device) as judge:
+        _rule(judge.screen(candidate), as_json)
+
+
+def evaluate_pack(model: str, path: Path, *, device: str, unsafe_no_sandbox: bool, as_json: bool) -> NoReturn:
+    """Judges a candidate that was recorded before, here or elsewhere."""
+    from fasttrack_validation.judge import pack_file
+
+    contract = services.contract(model_dir.load(model).manifest.model.contract)
+    recorded = pack_file.read(path)
+    contract.op(recorded.candidate.op)
+    with services.judge(contract, unsafe_no_sandbox, device) as judge:
+        _rule(judge.rule(recorded), as_json)
+
+
+def record(
+    model: str, op: str, path: Path, config: str | None, out: Path, *, unseen: int, unsafe_no_sandbox: bool,
+    as_json: bool,
+) -> NoReturn:  # fmt: skip
+    """Records one candidate into a file. A candidate that cannot be recorded or compiled gives none."""
+    from fasttrack_validation.judge import pack_file
+
+    if not out.absolute().parent.is_dir():
+        raise UserError(f"{out.parent} is no directory", "make it, or name another file")
+    parts = services.default()
+    contract, candidate = _candidate(parts, model, op, path, config)
+    with parts.judge(contract, unsafe_no_sandbox, "cpu") as judge:
+        recorded = judge.record(candidate, unseen=unseen)
+        if recorded.stopped:
+            _rule(judge.rule(recorded), as_json)
+    size = pack_file.write(recorded, out)
+    facts = {
+        "file": str(out), "bytes": size, "candidate_digest": candidate.digest(), "record_digest": recorded.digest(),
+        "workloads": len(recorded.packs), "kernels": len(recorded.codes), "seconds": recorded.seconds,
+    }  # fmt: skip
+    text = f"{out}: {op}, candidate {candidate.digest()[:12]}, {facts['workloads']} plans, {facts['kernels']} cubins, {size} bytes"
+    print(json.dumps(facts, indent=2) if as_json else f"{text}\n  judge it: `fasttrack evaluate {model} --pack {out}`")
+    raise typer.Exit(0)
+
+
+def _candidate(
+    parts: lane.Services, model: str, op: str, path: Path, config: str | None
+) -> "tuple[ModelContract, Candidate]":
+    """The model's contract, and a candidate for one of its ops with the design space's defaults."""
+    directory = model_dir.load(model)
     contract = parts.contract(directory.manifest.model.contract)
     contract.op(op)
-    candidate = _with_defaults(Candidate.from_path(path, op, _config(config)), directory, op)
-    with parts.judge(contract, unsafe_no_sandbox) as judge:
-        verdict = judge.screen(candidate)
+    return contract, _with_defaults(Candidate.from_path(path, op, _config(config)), directory, op)
+
+
+def _rule(verdict: Verdict, as_json: bool) -> NoReturn:
     print(verdict.model_dump_json(indent=2) if as_json else "\n".join(_lines(verdict)))
     raise typer.Exit(STATUS_CODE[verdict.status])
 

@@ -54,7 +54,8 @@ class Services:
     """The parts that the lane drives: exams, judge, writers and gate."""
 
     contract: "Callable[[str], ModelContract]"
-    judge: "Callable[[ModelContract, bool], AbstractContextManager[rounds.Judging]]"
+    judge: "Callable[..., AbstractContextManager[rounds.Judging]]"
+    """(contract, unsafe_no_sandbox, device="cpu")"""
     packager: Packager
     gate: Gate
     why_no_timing: Callable[[], str]

@@ -35,13 +35,16 @@ def contract(name: str) -> "ModelContract":
     return contracts.load(name)
 
 
-def judge(contract: "ModelContract", unsafe_no_sandbox: bool):
-    """The judge of `contract`, to be entered."""
+def judge(contract: "ModelContract", unsafe_no_sandbox: bool, device: str = "cpu"):
+    """The judge of `contract`, to be entered. `device`: auto, cpu or gpu.
+
+    The lane ranks by modelled times until it is given measured ones; the interpreter's meters are what they rest on.
+    """
     from fasttrack_validation.judge.judge import Judge
 
     from .storage import kernel_cache
 
-    return Judge(contract, cache=kernel_cache(), unsafe_no_sandbox=unsafe_no_sandbox)
+    return Judge(contract, cache=kernel_cache(), unsafe_no_sandbox=unsafe_no_sandbox, device=device)
 
 
 def check_policy(checkout: Path, base: str, contract: str, op: str) -> None:

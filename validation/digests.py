@@ -16,7 +16,7 @@ def is_judge_source(path: str) -> bool:
     pure = PurePosixPath(path)
     if path in JUDGE_FILES:
         return True
-    return len(pure.parts) > 1 and pure.parts[0] in JUDGE_ROOMS and pure.suffix in (".py", ".toml")
+    return len(pure.parts) > 1 and pure.parts[0] in JUDGE_ROOMS and pure.suffix in (".py", ".toml", ".cu", ".ptx")
 
 
 def judge_digest(files: Mapping[str, bytes]) -> str:

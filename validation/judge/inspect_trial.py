@@ -13,6 +13,7 @@ from ..contracts.base import OpContract, TensorRole
 from ..numerics.calibrate import Measurement, measure
 from ..numerics.errors import same_bits
 from ..records import Frozen
+from .replay import faults
 from .trials import Trial
 
 EXECUTION_REASONS = {
@@ -23,6 +24,7 @@ EXECUTION_REASONS = {
     "killed": "execution.crash",
     "out_of_memory": "execution.out_of_memory",
     "output_limit": "execution.output_limit",
+    **faults.REASONS,
 }
 
 
@@ -39,8 +41,8 @@ def execution_finding(trial: Trial) -> Finding | None:
     """A launch that did not finish, or touched memory that it does not own."""
     if trial.status == "ok":
         return None
-    check = "C4" if trial.status == "violation" else "execution"
     reason = EXECUTION_REASONS.get(trial.status, "execution.error")
+    check = faults.CHECKS.get(reason.partition(".")[0], "C4" if trial.status == "violation" else "execution")
     return Finding(check=check, reason=reason, message=trial.message or trial.status)
 
 

@@ -1,18 +1,21 @@
 """One candidate in, one verdict out.
 
-Stages, each a barrier: the sources are reduced to their allow-listed kernels; the launch plan is recorded in a sandbox
-for declared and unseen workloads; the plan is validated; every kernel is compiled for every target and its machine code
-read; then trials run on fresh judge-owned memory, drawn after the plan was fixed, and are held against the oracle,
-which is computed here, where no candidate code has ever run. `screen` is a full set of checks at small true-shape
-workloads; `confirm` repeats it at named workloads with new seeds and unseen layouts.
+Recording and ruling are apart, so that they may happen on two machines. *Record*: the sources are reduced to their
+allow-listed kernels; the launch plan is recorded in a sandbox for declared and unseen workloads and validated; every
+kernel is compiled for every target. *Rule*: all of that is checked again; the machine code is read; then trials run on
+fresh judge-owned memory, drawn after the plan was fixed, and are held against the oracle, which is computed here, where
+no candidate code has ever run. `screen` does both with a full set of checks at small true-shape workloads; `confirm`
+repeats it at named workloads with new seeds and unseen layouts.
 """
 
+import os
 import secrets
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 
 import torch
@@ -23,83 +26,105 @@ from ..digests import installed_judge_digest
 from ..errors import UserError
 from ..performance.hardware import profile
 from ..sandbox import Limits, Profile, Sandbox
-from . import inspect_trial, stages
+from . import recorded as records
+from . import stages, trial_plan
 from .candidate import Candidate
-from .diagnose import diagnose
+from .examination import Examined, examine, settle
 from .executor import ENTRY as INTERPRET_ENTRY
 from .executor import Interpreter
+from .kernel_source import KernelSource
 from .pack import KernelPack
-from .ruling import Ruling
+from .recorded import Recorded, RecordedError, Workloads, verify, workloads_of
+from .recorder import SUPPORTED_TRITON
+from .replay.choose import choose
+from .replay.device import Device
+from .replay.executor import Gpu, codes_for
+from .ruling import NO_GPU, Ruling
 from .sanity import check_task
-from .trials import NOT_A_NUMBER, PLAUSIBLE, Trial, TrialSpec, run_trial
+from .trials import Executor, Trial, TrialSpec, run_trial
 from .verdict import CheckResult, Verdict
 
 # Row counts of the screening workloads: one skinny and one small batch; confirmation covers every bucket.
 SCREEN_ROWS = (1, 4)
-# Twins (moved memory, a perturbed row) are run up to this many rows: what they show does not depend on the batch, and
-# interpreting a large one takes minutes.
-TWIN_ROWS = 8
 RECORD_MODULE = stages.RECORD_ENTRY.partition(":")[0]
+PREPARE_MODULE = stages.PREPARE_ENTRY.partition(":")[0]
 COMPILE_MODULE = stages.COMPILE_ENTRY.partition(":")[0]
 INTERPRET_MODULE = INTERPRET_ENTRY.partition(":")[0]
 INTERPRETER_LIMITS = Limits(wall_seconds=240, memory_bytes=8 << 30)
+# Threads that draw inputs and compute oracles while another one's trial is on the GPU.
+MAX_EXAMINERS = 8
 
 
 class Judge:
-    """Rules on candidates of one model. Use as a context manager: it owns two sandboxes.
+    """Rules on candidates of one model. Use as a context manager: it owns sandboxes, and the GPU where it has one.
 
-    Without a GPU the executor is the interpreter and performance cells say so. `hardware` is what the plan is recorded
-    for (a candidate may ask for the number of multiprocessors); code is compiled for every target. `cache` keeps
-    compiled kernels between runs. `unsafe_no_sandbox` runs candidate code unconfined; it is written into every verdict,
-    and no gate accepts such a verdict.
+    `device` says what runs the plans: "gpu", "cpu" (the interpreter), "auto" (a GPU where one can be used), or a Device
+    of the caller's. Without a GPU performance cells say so. `hardware` is what the plan is recorded for (a candidate
+    may ask for the number of multiprocessors); code is compiled for every target. `cache` keeps compiled kernels
+    between runs. `unsafe_no_sandbox` runs candidate code unconfined; it is written into every verdict, and no gate
+    accepts such a verdict.
     """
 
     def __init__(
         self, model: ModelContract, *, hardware: str = "h200", cache: Path | None = None,
-        unsafe_no_sandbox: bool = False, concurrency: int = 2,
+        unsafe_no_sandbox: bool = False, concurrency: int = 2, device: str | Device = "auto",
     ) -> None:  # fmt: skip
         self.model = model
         self._hardware = profile(hardware)
         self._cache = cache
         self._unsafe = unsafe_no_sandbox
         self._concurrency = concurrency
+        self._asked = device
+        self._device: Device | None = None
+        self._why_no_device = ""
         self._sane: dict[str, CheckResult] = {}
-        self._recorder = self._interpreter = None
+        self._sandboxes: dict[str, Sandbox] = {}
+        self._opening = threading.Lock()
 
     def __enter__(self) -> "Judge":
         torch.set_num_threads(1)
-        self._recorder = Sandbox(
-            Profile.RECORDER, preload=("torch", "triton", RECORD_MODULE, COMPILE_MODULE),
-            concurrency=self._concurrency, unsafe=self._unsafe,
-        )  # fmt: skip
-        self._interpreter = Sandbox(
-            Profile.INTERPRETER, preload=("triton", INTERPRET_MODULE),
-            environ={"TRITON_INTERPRET": "1"}, concurrency=self._concurrency, unsafe=self._unsafe,
-        )  # fmt: skip
-        self._recorder.__enter__()
-        self._interpreter.__enter__()
+        self._device, self._why_no_device = choose(self._asked)
+        try:
+            if _triton_is_supported():
+                self._recorder()
+                if self._device is None:
+                    self._interpreter()
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *error) -> None:
-        for sandbox in (self._recorder, self._interpreter):
-            if sandbox is not None:
-                sandbox.close()
+        for sandbox in self._sandboxes.values():
+            sandbox.close()
+        self._sandboxes.clear()
+        if self._device is not None and self._device is not self._asked:
+            self._device.close()
 
     @property
     def sandbox(self) -> str:
         """What confines candidate code, for evidence."""
-        return self._recorder.description
+        return self._preparer().description
 
     def screen(self, candidate: Candidate) -> Verdict:
         """Every check at small true-shape workloads of each TP, and a modelled time for every declared workload."""
-        contract = self._contract(candidate.op)
-        declared = contract.workloads()
-        small = tuple(w for w in declared if w.axes["rows"] in SCREEN_ROWS)
-        return self._judge(candidate, contract, small, modelled=declared)
+        return self.rule(self._record_declared(candidate, unseen=1, every=self._device is not None))
 
     def confirm(self, candidate: Candidate, workloads: Sequence[str]) -> Verdict:
         """The checks again at the named declared workloads, with fresh seeds and unseen layouts of each bucket."""
-        contract = self._contract(candidate.op)
+        return self.rule(self.record(candidate, workloads))
+
+    def record(self, candidate: Candidate, workloads: Sequence[str] | None = None, unseen: int = 1) -> Recorded:
+        """Everything that ruling needs, for the named declared workloads or all, with so many unseen layouts of each.
+
+        Needs a Triton that the recorder knows, and no GPU. A candidate that cannot be recorded or compiled gives a
+        record that says why. Raises UserError for an unknown workload or another Triton.
+        """
+        if unseen < 1:
+            raise UserError(f"{unseen} unseen layouts of each workload", "record at least one")
+        if workloads is None:
+            return self._record_declared(candidate, unseen=unseen, every=True)
+        contract = self.model.op(candidate.op)
         declared = {w.name: w for w in contract.workloads()}
         missing = [name for name in workloads if name not in declared]
         if missing:
@@ -108,49 +133,105 @@ class Judge:
         # Twins are interpreted at a small batch only, so each TP brings one along.
         tps = {w.axes["tp"] for w in chosen}
         small = tuple(w for w in declared.values() if w.axes["tp"] in tps and w.axes["rows"] == SCREEN_ROWS[-1])
-        together = tuple({w.name: w for w in (*chosen, *small)}.values())
-        return self._judge(candidate, contract, together, modelled=chosen)
+        checked = tuple({w.name: w for w in (*chosen, *small)}.values())
+        return self._record(candidate, contract, checked, chosen, {w.name: unseen for w in checked})
 
-    def _contract(self, op: str) -> OpContract:
-        return self.model.op(op)
+    def _record_declared(self, candidate: Candidate, *, unseen: int, every: bool) -> Recorded:
+        """All declared workloads; an interpreter checks the small ones. `every`: unseen layouts of all, not of those."""
+        contract = self.model.op(candidate.op)
+        declared = contract.workloads()
+        small = tuple(w for w in declared if w.axes["rows"] in SCREEN_ROWS)
+        return self._record(candidate, contract, small, declared, {w.name: unseen for w in (declared if every else small)})
 
-    def _judge(
-        self, candidate: Candidate, contract: OpContract, workloads: tuple[Workload, ...],
-        *, modelled: tuple[Workload, ...],
-    ) -> Verdict:  # fmt: skip
-        ruling = Ruling(
-            model=self.model.model, op=candidate.op, candidate=candidate,
-            contract_digest=self.model.digest(candidate.op), judge_digest=installed_judge_digest(),
-            sandbox=self.sandbox, unsafe=self._unsafe,
-        )  # fmt: skip
-        with _timed(ruling, "sanity"):
-            ruling.add(self._check_sanity(contract))
+    def _record(
+        self, candidate: Candidate, contract: OpContract, checked: tuple[Workload, ...],
+        declared: tuple[Workload, ...], unseen: dict[str, int],
+    ) -> Recorded:  # fmt: skip
+        ruling = self._ruling(candidate, self._unsafe)
+        batch = min((w for w in checked if w.axes["rows"] > 1), key=lambda w: contract.cost(w).bytes, default=checked[0])
         # Unseen layouts are drawn before recording only because a plan is recorded per layout; the recorder shows
         # nothing of them to anyone, and values are drawn afterwards.
-        unseen = tuple(
-            contract.vary(w, secrets.randbits(62)).model_copy(update={"held_out": True}) for w in workloads
-        )
-        batch = min((w for w in workloads if w.axes["rows"] > 1), key=lambda w: contract.cost(w).bytes, default=workloads[0])
-        far = contract.far(batch)
-        distant = (far.workload,) if far else ()
-        everything = {w.name: w for w in (*modelled, *workloads, *unseen, *distant)}
+        names = {
+            "checked": tuple(w.name for w in checked),
+            "declared": tuple(w.name for w in declared),
+            "unseen": {name: tuple(secrets.randbits(62) for _ in range(count)) for name, count in unseen.items()},
+            "far_base": batch.name if contract.far(batch) else None,
+        }
+        planned = workloads_of(contract, **names).planned
         with _timed(ruling, "record"):
             source = stages.extract_source(candidate, ruling)
             packs = source and stages.record(
-                self._recorder, candidate, contract, tuple(everything.values()), self._hardware, ruling
+                self._recorder(), candidate, contract, tuple(planned.values()), self._hardware, ruling
             )
-            planned = packs and stages.validate_plans(packs, candidate, contract, everything, source, ruling)
-        if planned:
+            in_order = packs and stages.validate_plans(packs, candidate, contract, planned, source, ruling)
+        codes = None
+        if in_order:
             with _timed(ruling, "compile"):
-                compiled = stages.compile_and_audit(self._recorder, source, packs, self._cache, ruling)
-            if compiled:
-                with _timed(ruling, "trials"):
-                    groups = list(_plan_trials(contract, workloads, unseen))
-                    if far:
-                        groups.append((replace(_spec(batch, next(iter(contract.distributions))), far=far),))
-                    trials = self._trials(candidate, contract, source, packs, groups, ruling)
-                ruling.model_times(packs, trials, modelled, compiled)
+                codes = stages.compile_kernels(self._recorder(), source, packs, self._cache, ruling)
+        return Recorded(
+            model=self.model.model, candidate=candidate, hardware=self._hardware.name, **names,
+            contract_digest=self.model.digest(candidate.op), judge_digest=installed_judge_digest(),
+            packs=packs or {}, codes=codes or (), toolchain=stages.toolchain(), sandbox=self._recorder().description,
+            unsafe=self._unsafe, seconds=ruling.seconds,
+            stopped=tuple(check for check in ruling.unmet if check.check in records.STAGES),
+        )  # fmt: skip
+
+    def rule(self, recorded: Recorded) -> Verdict:
+        """The verdict on a record: of this judge, or read from a file. Every seed is drawn here.
+
+        Raises RecordedError for a record that this judge cannot rule on.
+        """
+        contract = self.model.op(recorded.candidate.op)
+        digest, judge = self.model.digest(recorded.candidate.op), installed_judge_digest()
+        workloads = verify(recorded, self.model.model, contract, digest, judge)
+        if recorded.hardware != self._hardware.name:
+            raise RecordedError("recorded.hardware", f"recorded for {recorded.hardware}, judged for {self._hardware.name}")
+        ruling = self._ruling(recorded.candidate, recorded.unsafe or self._unsafe, self._confined(recorded))
+        ruling.seconds.update(recorded.seconds)
+        ruling.toolchain = recorded.toolchain
+        with _timed(ruling, "sanity"):
+            ruling.add(self._check_sanity(contract))
+        for check in recorded.stopped:
+            ruling.add(check)
+        if recorded.stopped:
+            return ruling.verdict()
+        with _timed(ruling, "reading"):
+            source = stages.extract_source(recorded.candidate, ruling)
+            if source is None:
+                return ruling.verdict()
+            ruling.pass_stage("record", figures={"workloads": len(recorded.packs)})
+            if not stages.validate_plans(
+                recorded.packs, recorded.candidate, contract, workloads.planned, source, ruling
+            ):
+                return ruling.verdict()
+            audits = stages.settle_audits(records.audits(recorded.codes), recorded.packs, ruling)
+        executor = self._executor(recorded, source)
+        ruling.executor = executor.description
+        if audits and stages.can_run(recorded.packs, executor.languages, "the interpreter of this machine", ruling):
+            with _timed(ruling, "trials"):
+                trials = self._trials(recorded, contract, workloads, executor, ruling)
+            ruling.why_not_timed = self._why_not_timed()
+            ruling.model_times(recorded.packs, trials, workloads.declared, audits)
         return ruling.verdict()
+
+    def _ruling(self, candidate: Candidate, unsafe: bool, sandbox: str = "") -> Ruling:
+        return Ruling(
+            model=self.model.model, op=candidate.op, candidate=candidate,
+            contract_digest=self.model.digest(candidate.op), judge_digest=installed_judge_digest(), sandbox=sandbox,
+            unsafe=unsafe,
+        )  # fmt: skip
+
+    def _confined(self, recorded: Recorded) -> str:
+        """What confined the candidate's code, where it was recorded and here."""
+        if not any(pack.prepared for pack in recorded.packs.values()):
+            return recorded.sandbox
+        here = self._preparer().description
+        return here if here == recorded.sandbox else f"{recorded.sandbox} (recorded); {here} (prepare)"
+
+    def _why_not_timed(self) -> str:
+        if self._device is not None:
+            return "kernels were launched on a GPU and checked; they were not timed"
+        return NO_GPU
 
     def _check_sanity(self, contract: OpContract) -> CheckResult:
         if contract.op not in self._sane:
@@ -158,29 +239,37 @@ class Judge:
             self._sane[contract.op] = check_task(contract, workload, secrets.randbits(62))
         return self._sane[contract.op]
 
-    def _trials(self, candidate, contract, source, packs, groups, ruling) -> list[Trial]:
+    def _executor(self, recorded: Recorded, source: KernelSource) -> Executor:
+        if self._device is not None:
+            return Gpu(self._device, codes_for(recorded.codes, self._device.facts.capability))
+        return Interpreter(self._interpreter(), source, INTERPRETER_LIMITS)
+
+    def _trials(
+        self, recorded: Recorded, contract: OpContract, workloads: Workloads, executor: Executor, ruling: Ruling
+    ) -> list[Trial]:
         """Runs trial groups until one shows a fault; later groups cannot change the verdict."""
-        executor = Interpreter(self._interpreter, source, INTERPRETER_LIMITS)
-        ruling.executor = executor.description
+        on_device = self._device is not None
+        groups = (trial_plan.launched if on_device else trial_plan.interpreted)(contract, workloads)
+        threads = min(os.cpu_count() or 1, MAX_EXAMINERS) if on_device else self._concurrency
         done: list[Trial] = []
 
-        def run(group: tuple[TrialSpec, ...]) -> list[Trial]:
+        def run(group: tuple[TrialSpec, ...]) -> Examined:
             # The trials of a group share their static tensors, and so what `prepare` makes of them.
-            pack = packs[(group[0].far or group[0]).workload.name]
+            pack = recorded.packs[(group[0].far or group[0]).workload.name]
             try:
-                prepared = self._prepare(candidate, contract, pack, group[0])
+                prepared = self._prepare(recorded.candidate, contract, pack, group[0])
             except stages.PrepareFailed as error:
-                return [Trial(group[0], "error", str(error), {})]
-            return [run_trial(contract, spec, pack, prepared, executor) for spec in group]
+                return examine(contract, [Trial(group[0], "error", str(error), {})])
+            return examine(contract, [run_trial(contract, spec, pack, prepared, executor) for spec in group])
 
-        with ThreadPoolExecutor(self._concurrency) as pool:
-            for start in range(0, len(groups), self._concurrency):
-                for trials in pool.map(run, groups[start : start + self._concurrency]):
-                    done += trials
-                    _inspect(contract, trials, ruling)
-                if ruling.rejected:
+        with ThreadPoolExecutor(threads) as pool:
+            for start in range(0, len(groups), threads):
+                for examined in pool.map(run, groups[start : start + threads]):
+                    done += examined.trials
+                    settle(examined, contract, ruling)
+                if ruling.stopped:
                     break
-        ruling.settle_trials(contract, done, complete=not ruling.rejected)
+        ruling.settle_trials(contract, done, complete=not ruling.stopped)
         return done
 
     def _prepare(self, candidate: Candidate, contract: OpContract, pack: KernelPack, spec: TrialSpec) -> dict[str, bytes]:
@@ -189,71 +278,39 @@ class Judge:
             return {}
         inputs = contract.make_inputs(spec.workload, spec.distribution, spec.seed)
         static = {s.name: inputs[s.name] for s in contract.tensors(spec.workload) if s.role is TensorRole.STATIC}
-        return stages.prepare(self._recorder, candidate, contract, spec.workload, self._hardware, static, pack)
+        return stages.prepare(self._preparer(), candidate, contract, spec.workload, self._hardware, static, pack)
+
+    def _recorder(self) -> Sandbox:
+        if not _triton_is_supported():
+            known = " and ".join(SUPPORTED_TRITON)
+            raise UserError(
+                f"Triton {version('triton')} is installed; candidates can be recorded with {known}",
+                "record on a machine with one of these (`fasttrack record`) and rule on the file here",
+            )
+        preload = ("torch", "triton", RECORD_MODULE, PREPARE_MODULE, COMPILE_MODULE)
+        return self._open("recorder", Profile.RECORDER, preload, {})
+
+    def _preparer(self) -> Sandbox:
+        if _triton_is_supported():
+            return self._recorder()
+        return self._open("preparer", Profile.RECORDER, ("torch", "triton", PREPARE_MODULE), {})
+
+    def _interpreter(self) -> Sandbox:
+        environ = {"TRITON_INTERPRET": "1"}
+        return self._open("interpreter", Profile.INTERPRETER, ("triton", INTERPRET_MODULE), environ)
+
+    def _open(self, name: str, kind: Profile, preload: tuple[str, ...], environ: dict[str, str]) -> Sandbox:
+        with self._opening:
+            if name not in self._sandboxes:
+                count = MAX_EXAMINERS if name == "preparer" else self._concurrency
+                self._sandboxes[name] = Sandbox(
+                    kind, preload=preload, environ=environ, concurrency=count, unsafe=self._unsafe
+                )
+            return self._sandboxes[name]
 
 
-def _plan_trials(contract, workloads, unseen) -> Iterator[tuple[TrialSpec, ...]]:
-    """Groups of trials; the trials of a group share inputs and are compared with each other bit for bit."""
-    first, *rest = contract.distributions
-    for workload in workloads:
-        yield _group(contract, workload, first)
-    # All distributions run on the smallest unseen batch of each TP; elsewhere the system's random source picks.
-    smallest: dict[int, Workload] = {}
-    for workload in sorted(unseen, key=lambda w: (w.axes["rows"] < 2, contract.cost(w).bytes)):
-        smallest.setdefault(workload.axes["tp"], workload)
-    for workload in unseen:
-        every = workload is smallest[workload.axes["tp"]]
-        for name in contract.distributions if every else (secrets.choice(rest),):
-            yield (replace(_spec(workload, name), order=f"shuffled:{secrets.randbits(31)}"),)
-
-
-def _group(contract: OpContract, workload: Workload, distribution: str) -> tuple[TrialSpec, ...]:
-    base = _spec(workload, distribution)
-    if workload.axes["rows"] > TWIN_ROWS:
-        return (base,)
-    # Same inputs; other addresses, poison, scratch and program order.
-    moved = TrialSpec(
-        workload, distribution, base.seed, secrets.randbits(62), poison=PLAUSIBLE,
-        order=f"shuffled:{secrets.randbits(31)}" if workload.axes["rows"] > 1 else "descending",
-    )  # fmt: skip
-    rows = workload.axes["rows"]
-    if rows < 2:
-        return base, moved
-    other = TrialSpec(workload, distribution, base.seed, base.layout_seed, perturbed_row=secrets.randbelow(rows))
-    return base, moved, other
-
-
-def _spec(workload: Workload, distribution: str) -> TrialSpec:
-    return TrialSpec(workload, distribution, secrets.randbits(62), secrets.randbits(62), poison=NOT_A_NUMBER)
-
-
-def _inspect(contract: OpContract, trials: list[Trial], ruling: Ruling) -> None:
-    """Turns a finished group into findings and error figures."""
-    base = trials[0]
-    for trial in trials:
-        finding = inspect_trial.execution_finding(trial)
-        if finding:
-            ruling.fail(finding, trial)
-            return
-        for finding in (
-            *inspect_trial.stray_findings(trial, contract),
-            *inspect_trial.foreign_page_findings(trial, contract),
-            *inspect_trial.poison_findings(trial, contract),
-        ):
-            oracle = contract.oracle(trial.inputs, trial.spec.workload)
-            cause = diagnose(trial, contract, oracle)
-            ruling.fail(finding, trial, cause)
-    if not ruling.rejected:
-        for other in trials[1:]:
-            row = other.spec.perturbed_row
-            for finding in inspect_trial.difference_findings(base, other, contract, skip_row=row):
-                ruling.fail(finding, other)
-        for trial in trials:
-            if trial is base or trial.spec.perturbed_row is not None:
-                oracle = contract.oracle(trial.inputs, trial.spec.workload)
-                plain = contract.plain(trial.inputs, trial.spec.workload)
-                measured = inspect_trial.measurements(trial, contract, oracle, plain)
-                ruling.hold(trial, contract, measured, lambda t=trial, o=oracle: diagnose(t, contract, o))
+def _triton_is_supported() -> bool:
+    return version("triton").rpartition(".")[0] in SUPPORTED_TRITON
 
 
 @contextmanager
@@ -263,5 +320,3 @@ def _timed(ruling: Ruling, stage: str) -> Iterator[None]:
         yield
     finally:
         ruling.seconds[stage] = round(ruling.seconds.get(stage, 0.0) + time.monotonic() - start, 3)
-
-

@@ -47,6 +47,7 @@ class Ruling:
             contract_digest=contract_digest, judge_digest=judge_digest, sandbox=sandbox,
         )  # fmt: skip
         self.executor = "none"
+        self.why_not_timed = NO_GPU
         self.seconds: dict[str, float] = {}
         self.toolchain: dict[str, str] = {}
         self.audits: tuple[KernelAudit, ...] = ()
@@ -70,6 +71,17 @@ class Ruling:
         """Whether some check has failed: nothing found later can change the status."""
         return any(check.outcome is Outcome.FAIL for check in self._checks.values())
 
+    @property
+    def unmet(self) -> tuple[CheckResult, ...]:
+        """What has not passed so far."""
+        return tuple(check for check in self._checks.values() if check.outcome is not Outcome.PASS)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether nothing that could still be tried would change the status."""
+        halted = self._checks.get("execution")
+        return self.rejected or (halted is not None and halted.outcome is Outcome.NOT_RUN)
+
     def add(self, check: CheckResult) -> None:
         """Records a check; the first failure of a check is the one that is kept."""
         known = self._checks.get(check.check)
@@ -89,6 +101,10 @@ class Ruling:
     def pass_stage(self, check: str, message: str = "", figures: Mapping[str, float | int | str] | None = None) -> None:
         """Records that a stage went through."""
         self.add(_result(check, Outcome.PASS, None, message, figures))
+
+    def skip_stage(self, check: str, reason: str, message: str) -> None:
+        """Records that a stage cannot run on this machine, and why: never a pass."""
+        self.add(_result(check, Outcome.NOT_RUN, reason, message))
 
     def planned(self, workloads: Iterable[Workload], packs: Mapping[str, KernelPack]) -> None:
         """Remembers which workloads have a valid plan."""
@@ -158,7 +174,7 @@ class Ruling:
                 )
                 if shapes:
                     estimate = model_plan(shapes, card)
-                cell = NotMeasured(reason=NO_GPU, modelled=estimate)
+                cell = NotMeasured(reason=self.why_not_timed, modelled=estimate)
                 self._cells.append(TimedCell(hardware=card.name, workload=workload.name, cell=cell))
 
     def verdict(self) -> Verdict:

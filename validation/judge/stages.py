@@ -4,7 +4,7 @@ import math
 import mmap
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
@@ -18,15 +18,17 @@ from ..sandbox import JobResult, JobStatus, Limits, Sandbox, sealed_memory
 from . import plan
 from .candidate import Candidate
 from .device_code.build import ENTRY as COMPILE_ENTRY
-from .device_code.build import build
-from .device_code.records import TARGETS
+from .device_code.build import Built, build
+from .device_code.records import NO_CUDA_COMPILER, TARGETS, DeviceCode, target_name
 from .inspect_trial import Finding
 from .kernel_source import KernelSource, KernelSourceError, extract
-from .pack import KernelPack, variant_key
+from .pack import KernelPack, Language, variant_key
+from .plan_terms import MAX_SHARED_BYTES
 from .ruling import Ruling
 from .verdict import KernelAudit
 
 RECORD_ENTRY = "fasttrack_validation.judge.recorder.job:run"
+PREPARE_ENTRY = "fasttrack_validation.judge.recorder.prepare_job:run"
 # Recording touches no tensor, but pools that need 64-bit offsets take address space.
 RECORD_LIMITS = Limits(wall_seconds=60, memory_bytes=64 << 30)
 COMPILE_LIMITS = Limits(wall_seconds=180)
@@ -75,10 +77,12 @@ def record(
     except (KeyError, TypeError, ValueError, ValidationError) as error:
         ruling.fail(Finding(check="record", reason="record.answer", message=_text(f"the recorder's answer: {error}")))
         return None
-    # The judge's own versions: what the recorder says of them comes from the candidate's process.
-    ruling.toolchain = {"python": platform.python_version()} | {name: version(name) for name in ("torch", "triton")}
-    ruling.pass_stage("record", figures={"workloads": len(packs)})
     return by_workload
+
+
+def toolchain() -> dict[str, str]:
+    """The judge's own versions: what the recorder says of them comes from the candidate's process."""
+    return {"python": platform.python_version()} | {name: version(name) for name in ("torch", "triton")}
 
 
 def validate_plans(
@@ -86,7 +90,7 @@ def validate_plans(
     source: KernelSource, ruling: Ruling,
 ) -> bool:  # fmt: skip
     """Whether every plan is in order; the first problem is recorded otherwise."""
-    functions = plan.source_functions(source.files)
+    functions = plan.source_functions(source.files, source.cuda)
     for name, pack in packs.items():
         problems = plan.addressed_to(pack, candidate.op, name, candidate.digest())
         problems += plan.validate(pack, contract.tensors(workloads[name]), functions)
@@ -100,26 +104,68 @@ def validate_plans(
     return True
 
 
-def compile_and_audit(
+def compile_kernels(
     sandbox: Sandbox, source: KernelSource, packs: Mapping[str, KernelPack], cache: Path | None, ruling: Ruling
-) -> Audits | None:
-    """Machine code of every variant for every target, audited; None with the finding recorded when one fails."""
+) -> tuple[DeviceCode, ...] | None:
+    """Machine code of every variant for every target; None with the finding recorded when one fails."""
     variants = {variant_key(v): v for pack in packs.values() for v in pack.kernels.values()}
 
     def run_job(payload: dict) -> JobResult:
         return sandbox.run(COMPILE_ENTRY, payload, limits=COMPILE_LIMITS)
 
+    def compiled(target: int) -> Built:
+        return build(source.files, variants, run_job, (target,), cache, source.cuda)
+
     with ThreadPoolExecutor(len(TARGETS)) as pool:
-        built = list(pool.map(lambda target: build(source.files, variants, run_job, (target,), cache), TARGETS))
-    ruling.audits = tuple(audit for one in built for audit in one.audits)
+        built = list(pool.map(compiled, TARGETS))
     problems = [problem for one in built for problem in one.problems]
     if problems:
         first = problems[0]
+        if first.reason == NO_CUDA_COMPILER:
+            ruling.skip_stage("compile", first.reason, _text(first.message))
+            return None
         message = f"{first.kernel} for {first.target}: {first.message}"
         ruling.fail(Finding(check="compile", reason=first.reason, message=_text(message)))
         return None
-    ruling.pass_stage("compile", figures={"kernels": len(variants), "targets": len(TARGETS)})
-    return {(audit.kernel, audit.target): audit for audit in ruling.audits}
+    return tuple(code for one in built for code in one.codes)
+
+
+def settle_audits(audits: tuple[KernelAudit, ...], packs: Mapping[str, KernelPack], ruling: Ruling) -> Audits | None:
+    """Takes what the machine code says into the verdict; None with the finding recorded when it cannot be launched."""
+    ruling.audits = audits
+    found = {(audit.kernel, audit.target): audit for audit in audits}
+    if problem := _too_much_shared(packs, found):
+        ruling.fail(Finding(check="compile", reason="compile.out_of_resources", message=_text(problem)))
+        return None
+    kernels = {key for key, _ in found}
+    ruling.pass_stage("compile", figures={"kernels": len(kernels), "targets": len(TARGETS)})
+    return found
+
+
+def _too_much_shared(packs: Mapping[str, KernelPack], audits: Audits) -> str | None:
+    """The first launch whose static and dynamic shared memory together are more than a block has."""
+    for pack in packs.values():
+        for launch in pack.launches:
+            for target in map(target_name, TARGETS) if launch.shared_bytes else ():
+                need = audits[variant_key(pack.kernels[launch.kernel]), target].shared_bytes + launch.shared_bytes
+                if need > MAX_SHARED_BYTES:
+                    return f"{launch.kernel} for {target} needs {need} bytes of shared memory, a block has {MAX_SHARED_BYTES}"
+    return None
+
+
+def can_run(packs: Mapping[str, KernelPack], languages: Collection[Language], executor: str, ruling: Ruling) -> bool:
+    """Whether an executor that runs `languages` can run every plan; otherwise execution is recorded as not run."""
+    for pack in packs.values():
+        for launch in pack.launches:
+            variant = pack.kernels[launch.kernel]
+            if variant.language not in languages:
+                message = (
+                    f"{variant.function} ({variant.file}) is {variant.language} and needs a GPU: it was recorded, "
+                    f"compiled and audited for {', '.join(map(target_name, TARGETS))}, not run; {executor} cannot run it"
+                )
+                ruling.skip_stage("execution", "execution.needs_gpu", _text(message))
+                return False
+    return True
 
 
 class PrepareFailed(Exception):
@@ -134,24 +180,26 @@ def prepare(
 
     Raises PrepareFailed when the job dies or answers with other buffers than the plan declares.
     """
-    specs = {s.name: s for s in contract.tensors(workload) if s.name in static}
-    table, size = {}, 0
-    for name, spec in specs.items():
-        length = spec.storage_elements * spec.dtype.bytes
-        table[name] = {"offset": size, "bytes": length}
-        size += -(-length // 256) * 256
+    places, size = [], 0
+    for spec in contract.tensors(workload):
+        if spec.name in static:
+            length = spec.storage_elements * spec.dtype.bytes
+            places.append({"spec": spec.model_dump(mode="json"), "offset": size, "bytes": length})
+            size += -(-length // 256) * 256
     fd = sealed_memory(max(size, 1), "fasttrack-static")
     try:
         memory = mmap.mmap(fd, max(size, 1))
-        for name, spec in specs.items():
-            _place(memory, table[name], spec, static[name])
-        payload = _payload(candidate, contract, (workload,), hardware)
-        payload["workloads"][0]["static"] = table
-        result = sandbox.run(RECORD_ENTRY, payload, memory=(fd,), limits=RECORD_LIMITS)
+        for place in places:
+            _place(memory, place, TensorSpec.model_validate(place["spec"]), static[place["spec"]["name"]])
+        payload = {
+            "candidate": candidate.model_dump(mode="json"), "axes": workload.axes, "hardware": _facts(hardware),
+            "static": places,
+        }  # fmt: skip
+        result = sandbox.run(PREPARE_ENTRY, payload, memory=(fd,), limits=RECORD_LIMITS)
     finally:
         os.close(fd)
     names = result.value.get("prepared") if result.status is JobStatus.OK else None
-    if names != [[workload.name, name] for name in pack.prepared] or len(result.blobs) != len(names):
+    if names != list(pack.prepared) or len(result.blobs) != len(names):
         detail = _last_line(result) if result.status is not JobStatus.OK else str(result.value.get("rejected", names))
         raise PrepareFailed(_text(f"prepare gave other buffers than it declared: {detail}"))
     for (name, buffer), blob in zip(pack.prepared.items(), result.blobs, strict=True):
@@ -172,12 +220,16 @@ def _payload(candidate: Candidate, contract: OpContract, workloads: tuple[Worklo
             }
             for w in workloads
         ],
-        "hardware": {
-            "name": hardware.name,
-            "capability": hardware.target,
-            "multiprocessors": hardware.multiprocessors,
-            "max_shared": hardware.shared_per_block,
-        },
+        "hardware": _facts(hardware),
+    }
+
+
+def _facts(hardware: Hardware) -> dict:
+    return {
+        "name": hardware.name,
+        "capability": hardware.target,
+        "multiprocessors": hardware.multiprocessors,
+        "max_shared": hardware.shared_per_block,
     }
 
 

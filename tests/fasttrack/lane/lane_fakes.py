@@ -221,7 +221,7 @@ class Packager:
 
 def services(judge: Judge, *, broken: tuple[str, ...] = ()) -> Services:
     @contextmanager
-    def enter(contract, unsafe):
+    def enter(contract, unsafe, device="cpu"):
         yield judge
 
     def gate(checkout, base, head, model):

@@ -6,6 +6,8 @@ from ...records import Frozen
 from ..pack import Language
 
 TARGETS = (90, 103)
+NO_CUDA_COMPILER = "compile.no_cuda_compiler"
+"""The one reason that says nothing about a kernel: this machine has no compiler for its language."""
 # Columns of tensor memory of one multiprocessor.
 MAX_TENSOR_MEMORY_COLUMNS = 512
 

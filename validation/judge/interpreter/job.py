@@ -6,40 +6,37 @@ the launch plan and the buffers: no expected values, no oracle, no host code of 
 
 import ctypes
 import importlib
-import inspect
 import mmap
 import pathlib
 import sys
 import time
 import traceback
 import uuid
-from collections.abc import Iterator
 from types import ModuleType
-from typing import TYPE_CHECKING
 
 from ...errors import UserError
 from ..kernel_source import KernelSource
-from ..pack import BufferArgument, KernelPack, KernelVariant, Launch, Role
+from ..pack import KernelPack, KernelVariant, Language, Role
 from . import corrections
-
-if TYPE_CHECKING:
-    from .memory import Memory
-
 
 def run(payload: dict, memory: list[mmap.mmap], scratch: pathlib.Path) -> dict:
     """Runs the launches of a pack, in order, on `memory[0]`.
 
     `payload` has `source` (KernelSource as a dict), `pack` (KernelPack as a dict), `buffers` (name -> offset and bytes
-    in memory[0], whether it is writable, and by how many bytes its address is lowered) and `order` (ascending, descending, shuffled:<seed>), the order of the
-    programs inside a launch: the result of an honest kernel does not depend on it.
+    in memory[0], whether it is writable, and by how many bytes its address is lowered) and
+    `order` (ascending, descending, shuffled:<seed>), the order of the programs inside a launch: the result of an honest
+    kernel does not depend on it.
 
     Returns `status` with `message`, `details`, `launches` (of each launch: programs that ran to their end,
     bytes_loaded and bytes_stored by active lanes) and `seconds` (of interpreting):
     `ok`; `violation` (a launch touched memory that it may not touch; `details` is the first such access);
+    `prefetch_writes` (the same, where a prefetch launch wrote to a buffer that others may write);
     `unsupported` (only a GPU can run it); `error` (the plan does not fit source or buffers, or a kernel raised).
     Once it is not `ok`, buffers hold whatever the programs before had written.
     """
     corrections.install()
+    from . import execute
+    from .arguments import Bound
     from .memory import MemoryViolation, NotInterpretable
 
     started = time.perf_counter()
@@ -50,14 +47,20 @@ def run(payload: dict, memory: list[mmap.mmap], scratch: pathlib.Path) -> dict:
         modules = _import_sources(source, scratch)
         base = ctypes.addressof(ctypes.c_char.from_buffer(memory[0]))
         for step.launch, launch in enumerate(pack.launches):
-            allowed = _allowed(launch, pack.kernels[launch.kernel], payload["buffers"], base, len(memory[0]))
+            variant = pack.kernels[launch.kernel]
+            bound = Bound(launch, variant, payload["buffers"], base, len(memory[0]))
             meter = {"programs": 0}
             step.meters.append(meter)
-            for _ in _run_launch(launch, pack, modules, payload["buffers"], base, allowed, payload["order"]):
+            kernel = _kernel(modules, variant)
+            for _ in execute.run_programs(kernel, bound.values(kernel), launch.grid, payload["order"], bound.memory):
                 meter["programs"] += 1
-            meter.update(bytes_loaded=allowed.bytes_loaded, bytes_stored=allowed.bytes_stored)
-    except MemoryViolation as violation:
-        return step.result("violation", str(violation), started, violation.violation.as_dict())
+            meter.update(bytes_loaded=bound.memory.bytes_loaded, bytes_stored=bound.memory.bytes_stored)
+    except MemoryViolation as found:
+        details = found.violation.as_dict()
+        writable = payload["buffers"].get(details["buffer"], {}).get("writable", False)
+        if launch.role is Role.PREFETCH and details["fault"] == "read_only" and writable:
+            return step.result("prefetch_writes", f"a prefetch launch writes: {found}", started, details)
+        return step.result("violation", str(found), started, details)
     except NotInterpretable as reason:
         return step.result("unsupported", str(reason), started, {})
     except Exception as error:
@@ -106,65 +109,13 @@ def _module_name(package: str, file: str) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def _run_launch(
-    launch: Launch, pack: KernelPack, modules: dict[str, ModuleType], buffers: dict, base: int, allowed: "Memory",
-    order: str,
-) -> Iterator[tuple[int, int, int]]:
+def _kernel(modules: dict[str, ModuleType], variant: KernelVariant):
     from triton.runtime.interpreter import InterpretedFunction
 
-    from . import execute
-
-    variant = pack.kernels[launch.kernel]
-    kernel = getattr(modules[variant.file], variant.function)
+    kernel = getattr(modules[variant.file], variant.function) if variant.language is Language.TRITON else None
     if not isinstance(kernel, InterpretedFunction):
         raise UserError(f"{variant.file}: {variant.function} is not a @triton.jit function", "launch kernels only")
-    arguments = _arguments(launch, variant, kernel, buffers, base)
-    return execute.run_programs(kernel, arguments, launch.grid, order, allowed)
-
-
-def _arguments(launch: Launch, variant: KernelVariant, kernel, buffers: dict, base: int) -> dict[str, object]:
-    """Every parameter's value: pointers and scalars as tensors, constants as the kernel declares them."""
-    from . import execute
-
-    values: dict[str, object] = {}
-    for name, parameter in inspect.signature(kernel.fn).parameters.items():
-        if name in launch.arguments:
-            argument = launch.arguments[name]
-            if isinstance(argument, BufferArgument):
-                place = buffers[argument.buffer]
-                address = (base + place["offset"] + argument.offset - place.get("shift", 0)) % 2**64
-                values[name] = execute.pointer(address, argument.dtype.value)
-            else:
-                values[name] = execute.scalar(argument.value, argument.type)
-        elif name in variant.constexprs:
-            value = variant.constexprs[name]
-            # An ordinary parameter that the compiler specialised on (an integer 1, say) is still an i32 to the kernel.
-            declared = "constexpr" in str(parameter.annotation)
-            ordinary = not declared and isinstance(value, bool | int)
-            values[name] = execute.scalar(value, "i1" if isinstance(value, bool) else "i32") if ordinary else value
-        elif parameter.default is inspect.Parameter.empty:
-            raise UserError(f"kernel {variant.function}: parameter {name} has no value in the plan", "record it again")
-    return values
-
-
-def _allowed(launch: Launch, variant: KernelVariant, buffers: dict, base: int, size: int):
-    """The launch's buffers as address ranges. A prefetch launch may write nothing."""
-    from .memory import Memory, Range
-
-    users: dict[str, list[str]] = {}
-    for name, argument in launch.arguments.items():
-        if isinstance(argument, BufferArgument):
-            users.setdefault(argument.buffer, []).append(name)
-    ranges = []
-    for name, parameters in users.items():
-        offset, length = buffers[name]["offset"], buffers[name]["bytes"]
-        if offset < 0 or length < 0 or offset + length > size:
-            raise UserError(
-                f"buffer {name}: bytes {offset} to {offset + length} lie outside the {size} mapped", "map it"
-            )
-        writable = buffers[name]["writable"] and launch.role is not Role.PREFETCH
-        ranges.append(Range(name, tuple(parameters), base + offset, base + offset + length, writable))
-    return Memory(variant.function, ranges)
+    return kernel
 
 
 def _describe(error: Exception, scratch: pathlib.Path) -> str:

@@ -6,7 +6,6 @@ The child belongs to the candidate from the first import on, so the answer is da
 import platform
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from ..candidate import Candidate
 from ..pack import KernelPack, PersistentBuffer, ScratchBuffer
 from . import package
 from .context import Hardware, RecordingContext
+from .declared import Buffers, declaration, prepared
 from .refusal import CandidateFiles, Refused
 from .session import Recording
 from .torch_guard import guarded
@@ -27,19 +27,17 @@ from .triton_hook import BoundLaunch, check_version, intercepted
 def run(payload: Mapping[str, Any], memory: Sequence[Any], scratch: str | Path) -> tuple[dict, list[bytes]]:
     """Records one candidate at each workload, twice, and compares.
 
-    payload: {"candidate": Candidate, "workloads": [{"name", "axes", "tensors": [TensorSpec], "static"?}],
-    "hardware": {"name", "capability", "multiprocessors", "max_shared"}}. A workload's optional "static" is
-    {tensor: {"offset", "bytes"}} into memory[0]: the values that `prepare` gets (storage bytes, gaps included).
-    Without it `prepare` sees zeros, and only the shapes of what it returns are kept.
+    payload: {"candidate": Candidate, "workloads": [{"name", "axes", "tensors": [TensorSpec]}],
+    "hardware": {"name", "capability", "multiprocessors", "max_shared"}}. `prepare` sees zeros here, and only the
+    shapes of what it returns are kept: its values are prepare_job.py's business.
 
-    Answers ({"packs": [KernelPack], "prepared": [[workload, name], ...]}, blobs), one blob of contiguous bytes for
-    each entry of "prepared"; or ({"rejected": {"reason", "message", "where", "workload"}}, []).
+    Answers ({"packs": [KernelPack]}, []), or ({"rejected": {"reason", "message", "where", "workload"}}, []).
     """
     check_version()
     candidate = Candidate.model_validate(payload["candidate"])
     hardware = Hardware(**payload["hardware"])
     files = CandidateFiles(package.install(candidate.files, Path(scratch)))
-    packs, names, blobs = [], [], []
+    packs = []
     workload_name = None
     try:
         with intercepted(hardware.capability, _outside_of_launch):
@@ -49,32 +47,19 @@ def run(payload: Mapping[str, Any], memory: Sequence[Any], scratch: str | Path) 
             raise Refused("record.no_launch", f"{candidate.entry} defines no launch(ctx, buffers, axes, config)")
         for workload in payload["workloads"]:
             workload_name = workload["name"]
-            recorder = _Recorder(candidate, entry, hardware, files, workload, memory)
-            packs.append(recorder.pack().model_dump(mode="json"))
-            names += [[workload_name, name] for name in recorder.prepared_bytes]
-            blobs += recorder.prepared_bytes.values()
+            packs.append(_Recorder(candidate, entry, hardware, files, workload).pack().model_dump(mode="json"))
     except Refused as refusal:
         fields = {"reason": refusal.reason, "message": refusal.message, "where": refusal.where}
         return {"rejected": {**fields, "workload": workload_name}}, []
-    return {"packs": packs, "prepared": names}, blobs
-
-
-class Buffers(SimpleNamespace):
-    """What `launch` sees: one attribute for each tensor of the op, prepared buffer and scratch buffer."""
-
-    def __getattr__(self, name: str) -> torch.Tensor:
-        raise AttributeError(f"the op has no buffer {name!r}; it has {', '.join(sorted(vars(self)))}")
+    return {"packs": packs}, []
 
 
 class _Recorder:
-    def __init__(self, candidate, entry, hardware, files, workload, memory) -> None:
+    def __init__(self, candidate, entry, hardware, files, workload) -> None:
         self.candidate, self.entry, self.hardware, self.files = candidate, entry, hardware, files
         self.workload = workload["name"]
         self.axes = dict(workload["axes"])
         self.specs = tuple(TensorSpec.model_validate(spec) for spec in workload["tensors"])
-        self.static = workload.get("static")
-        self.memory = memory
-        self.prepared_bytes: dict[str, bytes] = {}
 
     def pack(self) -> KernelPack:
         with intercepted(self.hardware.capability, _outside_of_launch):
@@ -128,44 +113,22 @@ class _Recorder:
         return buffers
 
     def _prepare(self) -> dict[str, ScratchBuffer]:
-        if not hasattr(self.entry, "prepare"):
-            return {}
-        static = Buffers(**{spec.name: self._value(spec) for spec in self.specs if spec.role is TensorRole.STATIC})
-        with self.files.blamed("prepare"), torch.no_grad():
-            context = RecordingContext(self.hardware)
-            tensors = dict(self.entry.prepare(context, static, dict(self.axes), dict(self.candidate.config)))
-        prepared = {}
-        for name, tensor in tensors.items():
-            if type(tensor) is not torch.Tensor or tensor.device.type != "cpu" or tensor.layout is not torch.strided:
-                kind = type(tensor).__name__
-                raise Refused("record.prepared", f"prepare returned {name!r} as {kind}, not a dense CPU tensor")
-            prepared[name] = self._declaration("prepare", name, tuple(tensor.shape), tensor.dtype)
-            if self.static is not None:
-                flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-                self.prepared_bytes[name] = flat.numpy().tobytes()
-        return prepared
+        static = {
+            # Zeros that cost no memory until they are written.
+            spec.name: torch.zeros(max(spec.storage_elements, 1), dtype=torch_dtype(spec.dtype)).as_strided(
+                spec.shape, spec.strides
+            )
+            for spec in self.specs
+            if spec.role is TensorRole.STATIC
+        }
+        tensors = prepared(self.entry, self.files, self.hardware, static, self.axes, self.candidate.config)
+        return {
+            name: self._declaration("prepare", name, tuple(tensor.shape), tensor.dtype)
+            for name, tensor in tensors.items()
+        }
 
     def _declaration(self, origin: str, name: str, shape: tuple[int, ...], dtype: Any) -> ScratchBuffer:
-        known = {torch_dtype(known): known for known in DType}
-        if dtype not in known:
-            listed = ", ".join(str(known) for known in known)
-            raise Refused("record.dtype", f"{origin}: buffer {name!r} has dtype {dtype!r}; known: {listed}")
-        if not (isinstance(name, str) and name.isidentifier()) or name in {spec.name for spec in self.specs}:
-            raise Refused("record.buffer_name", f"{origin}: {name!r} is not a free buffer name")
-        if not all(type(size) is int and size > 0 for size in shape):
-            raise Refused("record.shape", f"{origin}: buffer {name!r} has shape {shape}; sizes are positive integers")
-        return ScratchBuffer(shape=shape, dtype=known[dtype])
-
-    def _value(self, spec: TensorSpec) -> torch.Tensor:
-        """A static tensor with the judge's values, or zeros that cost no memory until written."""
-        dtype = torch_dtype(spec.dtype)
-        if self.static is None:
-            storage = torch.zeros(max(spec.storage_elements, 1), dtype=dtype)
-        else:
-            place = self.static[spec.name]
-            raw = bytearray(memoryview(self.memory[0])[place["offset"] : place["offset"] + place["bytes"]])
-            storage = torch.frombuffer(raw, dtype=dtype) if raw else torch.zeros(1, dtype=dtype)
-        return storage.as_strided(spec.shape, spec.strides)
+        return declaration(origin, name, shape, dtype, {spec.name for spec in self.specs})
 
     def _record(self, extra: Mapping[str, ScratchBuffer], taken: Mapping[str, int]) -> Recording:
         """One call of `launch`, with every buffer at another address than in `taken`."""

@@ -26,9 +26,8 @@ from triton.runtime.jit import JITFunction
 
 from ...errors import UserError
 from ..plan import OPTIONS
+from . import SUPPORTED_TRITON
 from .refusal import Refused
-
-SUPPORTED = ("3.8", "3.9")
 
 # Options that follow from the target or from the process, not from what the candidate asked for.
 _DERIVED = frozenset(("arch", "extern_libs", "ptx_version", "max_num_imprecise_acc_default", "backend_name"))
@@ -49,9 +48,9 @@ class BoundLaunch:
 
 def check_version() -> None:
     """Raises UserError unless the installed Triton is one that this module knows, and is not interpreting."""
-    if triton.__version__.rpartition(".")[0] not in SUPPORTED:
+    if triton.__version__.rpartition(".")[0] not in SUPPORTED_TRITON:
         raise UserError(
-            f"Triton {triton.__version__} is installed; the recorder knows {' and '.join(SUPPORTED)}",
+            f"Triton {triton.__version__} is installed; the recorder knows {' and '.join(SUPPORTED_TRITON)}",
             'pip install "triton>=3.8,<3.10"',
         )
     if knobs.runtime.interpret:

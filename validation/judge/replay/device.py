@@ -16,7 +16,7 @@ from ..device_code.records import DeviceCode
 from ..pack import KernelPack
 from . import transport
 from .driver import Facts
-from .faults import UNSOUND, DeviceFault, DeviceLost, classify
+from .faults import DeviceFault, DeviceLost, classify
 from .slots import ALIGNMENT, Region
 
 START_SECONDS, LOAD_SECONDS, COPY_SECONDS, RUN_SECONDS, END_SECONDS = 120.0, 60.0, 120.0, 20.0, 30.0

@@ -3,7 +3,7 @@
 import mmap
 import os
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,7 +12,7 @@ from ...contracts.base import TensorRole
 from ...sandbox import sealed_memory
 from ..arena import Arena
 from ..device_code.records import DeviceCode, target_name
-from ..pack import KernelPack, Role, variant_key
+from ..pack import KernelPack, Language, Role, variant_key
 from .device import Device, Session
 from .faults import DeviceFault, DeviceLost
 from .slots import Kind, Region
@@ -40,6 +40,8 @@ class _Run:
 
 class Gpu:
     """Runs plans on one device with the given code: `codes` maps variant keys (pack.variant_key) to DeviceCode."""
+
+    languages = frozenset(Language)
 
     def __init__(self, device: Device, codes: Mapping[str, DeviceCode]) -> None:
         self._device, self._codes = device, codes
@@ -69,6 +71,11 @@ class Gpu:
             return {"status": fault.status, "message": str(fault)}
         except DeviceLost as lost:
             return {"status": "device_lost", "message": lost.what}
+
+
+def codes_for(codes: Iterable[DeviceCode], capability: int) -> dict[str, DeviceCode]:
+    """The code of one target by variant key."""
+    return {code.kernel: code for code in codes if code.target == target_name(capability)}
 
 
 def regions(pack: KernelPack, arena: Arena, shifts: Mapping[str, int] | None = None) -> dict[str, Region]:

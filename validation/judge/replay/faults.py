@@ -41,8 +41,8 @@ REASONS = {
 }
 """Status of an outcome -> reason id of a verdict."""
 
-UNSOUND = frozenset(("hang", "worker_death", "device_lost"))
-"""Statuses after which the device itself must be shown to work again."""
+CHECKS = {"determinism": "C14", "persistent": "C14", "prefetch": "C4"}
+"""Check of the reasons that are not about execution, by what their id starts with."""
 
 
 class DeviceFault(Exception):

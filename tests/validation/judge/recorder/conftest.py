@@ -47,12 +47,10 @@ def recorder_process():
 
 @pytest.fixture
 def record(tmp_path, recorder_process):
-    """record(code, files=..., config=..., static=..., memory=...) -> (answer, blobs)."""
+    """record(code, files=..., config=..., ...) -> (answer, blobs)."""
 
-    def call(code, *, files=None, entry="kernel.py", config=None, axes=None, static=None, memory=(), tensors=TENSORS):
+    def call(code, *, files=None, entry="kernel.py", config=None, axes=None, memory=(), tensors=TENSORS):
         workload = {"name": "b4", "axes": axes or {"rows": 4}, "tensors": tensors}
-        if static is not None:
-            workload["static"] = static
         files = files or {"kernel.py": HEADER + code}
         candidate = {"op": "copy", "entry": entry, "files": files, "config": config or {}}
         payload = {"candidate": candidate, "workloads": [workload], "hardware": HARDWARE}
