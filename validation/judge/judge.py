@@ -24,7 +24,7 @@ from ..contracts import ModelContract
 from ..contracts.base import OpContract, TensorRole, Workload
 from ..digests import installed_judge_digest
 from ..errors import UserError
-from ..performance.hardware import profile
+from ..performance.hardware import profile, profile_of
 from ..sandbox import Limits, Profile, Sandbox
 from . import recorded as records
 from . import stages, trial_plan
@@ -41,6 +41,8 @@ from .replay.device import Device
 from .replay.executor import Gpu, codes_for
 from .ruling import NO_GPU, Ruling
 from .sanity import check_task
+from .stopwatch import Stopwatch
+from .timing_stage import time_plans
 from .trials import Executor, Trial, TrialSpec, run_trial
 from .verdict import CheckResult, Verdict
 
@@ -59,7 +61,7 @@ class Judge:
     """Rules on candidates of one model. Use as a context manager: it owns sandboxes, and the GPU where it has one.
 
     `device` says what runs the plans: "gpu", "cpu" (the interpreter), "auto" (a GPU where one can be used), or a Device
-    of the caller's. Without a GPU performance cells say so. `hardware` is what the plan is recorded for (a candidate
+    of the caller's. On a GPU accepted plans are timed unless `timed` is False; without one performance cells say so. `hardware` is what the plan is recorded for (a candidate
     may ask for the number of multiprocessors); code is compiled for every target. `cache` keeps compiled kernels
     between runs. `unsafe_no_sandbox` runs candidate code unconfined; it is written into every verdict, and no gate
     accepts such a verdict.
@@ -67,7 +69,7 @@ class Judge:
 
     def __init__(
         self, model: ModelContract, *, hardware: str = "h200", cache: Path | None = None,
-        unsafe_no_sandbox: bool = False, concurrency: int = 2, device: str | Device = "auto",
+        unsafe_no_sandbox: bool = False, concurrency: int = 2, device: str | Device = "auto", timed: bool = True,
     ) -> None:  # fmt: skip
         self.model = model
         self._hardware = profile(hardware)
@@ -75,6 +77,8 @@ class Judge:
         self._unsafe = unsafe_no_sandbox
         self._concurrency = concurrency
         self._asked = device
+        self._timed = timed
+        self._stopwatch: Stopwatch | None = None
         self._device: Device | None = None
         self._why_no_device = ""
         self._sane: dict[str, CheckResult] = {}
@@ -98,6 +102,9 @@ class Judge:
         for sandbox in self._sandboxes.values():
             sandbox.close()
         self._sandboxes.clear()
+        if self._stopwatch is not None:
+            self._stopwatch.__exit__(*error)
+            self._stopwatch = None
         if self._device is not None and self._device is not self._asked:
             self._device.close()
 
@@ -211,6 +218,9 @@ class Judge:
             with _timed(ruling, "trials"):
                 trials = self._trials(recorded, contract, workloads, executor, ruling)
             ruling.why_not_timed = self._why_not_timed()
+            if self._device is not None and self._timed and not ruling.stopped:
+                with _timed(ruling, "timing"):
+                    self._time(recorded, contract, workloads.declared, ruling)
             ruling.model_times(recorded.packs, trials, workloads.declared, audits)
         return ruling.verdict()
 
@@ -271,6 +281,21 @@ class Judge:
                     break
         ruling.settle_trials(contract, done, complete=not ruling.stopped)
         return done
+
+    def _time(self, recorded: Recorded, contract: OpContract, workloads: Sequence[Workload], ruling: Ruling) -> None:
+        """Times the plans of declared workloads on this card, against the stock path."""
+        card = profile_of(self._device.facts.name)
+        if card is None:
+            ruling.why_not_timed = f"there is no hardware profile of {self._device.facts.name}"
+            return
+        if self._stopwatch is None:
+            self._stopwatch = Stopwatch(self.model, self._device, card).__enter__()
+        codes = codes_for(recorded.codes, self._device.facts.capability)
+
+        def prepare(pack: KernelPack, spec: TrialSpec) -> dict[str, bytes]:
+            return self._prepare(recorded.candidate, contract, pack, spec)
+
+        time_plans(self._stopwatch, contract, recorded.packs, codes, workloads, prepare, ruling)
 
     def _prepare(self, candidate: Candidate, contract: OpContract, pack: KernelPack, spec: TrialSpec) -> dict[str, bytes]:
         """Runs the candidate's `prepare` apart, on this trial's static tensors alone."""

@@ -8,6 +8,7 @@ from ..numerics.calibrate import Decision, Measurement, decide
 from ..performance.hardware import profiles
 from ..records import sha256
 from ..timing.model import LaunchShape, model_plan
+from ..timing.result import Timing
 from .candidate import Candidate
 from .inspect_trial import Finding
 from .pack import KernelPack, variant_key
@@ -22,8 +23,11 @@ TITLES = {
     "numerics": "Results agree with the float64 oracle at declared workloads",
     "C1": "Oracle, seeds and expected values live where candidate code cannot reach",
     "C2": "Fresh inputs, drawn after the plan was fixed, at fresh addresses",
+    "C3": "Every timed call left what a verified run of the same inputs leaves",
     "C4": "Poison replaced, guard bands and page gaps intact, no foreign state page touched",
     "C5": "Inputs and weights unchanged",
+    "C6": "Device events and the host's clock agree on every timed replay",
+    "C7": "No time below the physical floor",
     "C9": "Outputs complete and finite where the oracle is",
     "C11": "Several value distributions",
     "C12": "Task sanity",
@@ -32,6 +36,8 @@ TITLES = {
 }
 TRIAL_CHECKS = ("execution", "C2", "C4", "C5", "C9", "C14", "numerics", "C11", "C13")
 REQUIRED = ("C12", "C1", "record", "plan", "compile", *TRIAL_CHECKS)
+# Where plans are timed; a verdict without a GPU does not list them.
+TIMED = {"C3": "timing.wrong_result", "C6": "timing.clocks_disagree", "C7": "timing.impossible"}
 NO_GPU = "the judge ran without a GPU: kernels were interpreted, not timed"
 
 
@@ -59,6 +65,8 @@ class Ruling:
         self._pools: dict[tuple[str, str, str], list[Measurement]] = {}
         self._errors: dict[str, dict[str, TensorError]] = {}
         self._cells: list[TimedCell] = []
+        self._timings: dict[tuple[str, str], Timing] = {}
+        self._untimed: dict[tuple[str, str], str] = {}
         self._input_digests: list[str] = []
         if unsafe:
             message = "run with --unsafe-no-sandbox: candidate code shared this machine with the judge unconfined"
@@ -151,11 +159,31 @@ class Ruling:
                 why = "too little was tried to tell" if complete else "an earlier check failed; not every trial ran"
                 self.add(_result(check, Outcome.NOT_RUN, f"{check}.not_run", why, {what: count}))
 
+    def timed(self, hardware: str, workload: str, timing: Timing) -> None:
+        """Takes a finished timing session in. A fault of the stock path's is the judge's own, not the candidate's."""
+        blamed = [fault for fault in timing.faults if not fault.message.startswith("stock: ")]
+        for check, reason in TIMED.items():
+            found = [fault for fault in blamed if fault.reason == reason]
+            if found:
+                message = f"{found[0].message} [workload {workload}]"
+                self.add(_result(check, Outcome.FAIL, reason, message))
+            else:
+                self.add(_result(check, Outcome.PASS))
+        own = [fault for fault in timing.faults if fault not in blamed]
+        if own:
+            self.untimed(hardware, workload, own[0].message)
+        elif not blamed:
+            self._timings[hardware, workload] = timing
+
+    def untimed(self, hardware: str, workload: str, why: str) -> None:
+        """Says why a workload has no time on a card that was there."""
+        self._untimed[hardware, workload] = why
+
     def model_times(
         self, packs: Mapping[str, KernelPack], trials: list[Trial], modelled: Iterable[Workload],
         audits: Mapping[tuple[str, str], KernelAudit],
     ) -> None:  # fmt: skip
-        """Puts "not measured" beside a modelled estimate into the cell of every declared workload.
+        """Fills the cell of every declared workload: what was measured, or "not measured" beside a modelled estimate.
 
         Bytes per program come from the declared trial nearest in rows of the same TP, whose launches the interpreter
         metered; the grid comes from each workload's own plan.
@@ -174,12 +202,15 @@ class Ruling:
                 )
                 if shapes:
                     estimate = model_plan(shapes, card)
-                cell = NotMeasured(reason=self.why_not_timed, modelled=estimate)
-                self._cells.append(TimedCell(hardware=card.name, workload=workload.name, cell=cell))
+                place = card.name, workload.name
+                timing = self._timings.get(place)
+                why = self._untimed.get(place, self.why_not_timed)
+                cell = timing.candidate if timing else NotMeasured(reason=why, modelled=estimate)
+                self._cells.append(TimedCell(hardware=card.name, workload=workload.name, cell=cell, timing=timing))
 
     def verdict(self) -> Verdict:
         """The ruling. Checks are listed in the order in which they are required."""
-        checks = tuple(self._checks[name] for name in REQUIRED if name in self._checks)
+        checks = tuple(self._checks[name] for name in (*REQUIRED, *TIMED) if name in self._checks)
         status, reason, message = rule(checks, REQUIRED)
         return Verdict(
             **self._facts, status=status, reason=reason, message=message, checks=checks, audits=self.audits,

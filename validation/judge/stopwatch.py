@@ -5,16 +5,13 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import cached_property
 
-from pydantic import Field
-
 from ..claims.cells import Measured
 from ..contracts import ModelContract
 from ..contracts.base import TensorRole, Workload
 from ..performance.hardware import Hardware
-from ..records import Frozen
-from ..timing.clocks import Card, Conditions
-from ..timing.comparison import Comparison
-from ..timing.plausibility import Fault, cold_share, physical_floor_us
+from ..timing.clocks import Card
+from ..timing.plausibility import cold_share, physical_floor_us
+from ..timing.result import Timing
 from ..timing.session import QUADS, Method, Times, run_session
 from ..timing.slots import rotation
 from ..timing.stock import StockProcess
@@ -28,25 +25,8 @@ DISTRIBUTION_SETS = 4
 # The card's memory is shared by the timed slots, the verifying ones, and the stock path with its repacked weights.
 MEMORY_SHARE = 0.2
 
-Prepare = Callable[[int], Mapping[str, bytes]]
-"""Seed of an input set -> what the candidate's `prepare` makes of its static tensors."""
-
-
-class Timing(Frozen):
-    """What one workload's session gave."""
-
-    candidate: Measured
-    stock: Measured
-    comparison: Comparison = Field(description="candidate against stock path")
-    launches: int
-    stock_launches: int
-    physical_floor_us: float = Field(description="the contract's bytes and flops at datasheet peaks")
-    target_floor_us: float = Field(description="the contract's bytes at the read ceiling of this card in this run")
-    ceiling_bytes_per_second: float
-    conditions: Conditions
-    stock_flags: dict[str, str]
-    samples: dict[str, tuple[float, ...]] = Field(description="contestant -> microseconds per call, in order")
-    faults: tuple[Fault, ...]
+Prepare = Callable[[str, int], Mapping[str, bytes]]
+"""(distribution, seed) of an input set -> what the candidate's `prepare` makes of its static tensors."""
 
 
 class Stopwatch:
@@ -74,6 +54,11 @@ class Stopwatch:
     def __exit__(self, *error) -> None:
         self._stack.close()
 
+    @property
+    def hardware(self) -> str:
+        """Name of the card's profile."""
+        return self._hardware.name
+
     @cached_property
     def ceiling(self) -> float:
         """Bytes per second of a large read on this card, measured once."""
@@ -92,7 +77,7 @@ class Stopwatch:
         specs = contract.tensors(workload)
         distribution = next(iter(contract.distributions))
         seeds = [self._source.getrandbits(62) for _ in range(DISTRIBUTION_SETS)]
-        prepared = prepare(seeds[0])
+        prepared = prepare(distribution, seeds[0])
         cost = contract.cost(workload)
         own = sum(s.storage_elements * s.dtype.bytes * (1 if s.role is TensorRole.STATIC else 2) for s in specs)
         extra = sum(len(data) for data in prepared.values())

@@ -6,6 +6,7 @@ from pydantic import Field
 
 from ..claims.cells import Cell
 from ..records import Frozen
+from ..timing.result import Timing
 from .pack import KernelPack
 
 
@@ -90,6 +91,7 @@ class TimedCell(Frozen):
     hardware: str
     workload: str
     cell: Cell
+    timing: Timing | None = Field(default=None, description="where the cell is measured: stock path, floors, samples")
 
 
 class Verdict(Frozen):

@@ -39,6 +39,7 @@ class Hardware(Frozen):
 
     name: str
     title: str
+    cuda_name: str = Field(description="what CUDA calls the card")
     target: int = Field(description="compute capability x 10: 90 or 103")
     multiprocessors: int
     registers_per_multiprocessor: int
@@ -75,3 +76,8 @@ def profile(name: str) -> Hardware:
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise UserError(f"unknown hardware {name!r}", f"{hint}known: {', '.join(sorted(known))}")
     return known[name]
+
+
+def profile_of(cuda_name: str) -> Hardware | None:
+    """The profile of the card that CUDA calls `cuda_name`; None where there is none."""
+    return next((one for one in profiles().values() if one.cuda_name == cuda_name), None)
