@@ -17,6 +17,7 @@ from .trials import Trial
 
 EXECUTION_REASONS = {
     "violation": "execution.out_of_bounds",
+    "prefetch_writes": "prefetch.writes",
     "unsupported": "execution.unsupported",
     "error": "execution.error",
     "timeout": "execution.timeout",
@@ -39,7 +40,7 @@ def execution_finding(trial: Trial) -> Finding | None:
     """A launch that did not finish, or touched memory that it does not own."""
     if trial.status == "ok":
         return None
-    check = "C4" if trial.status == "violation" else "execution"
+    check = "C4" if trial.status in ("violation", "prefetch_writes") else "execution"
     reason = EXECUTION_REASONS.get(trial.status, "execution.error")
     return Finding(check=check, reason=reason, message=trial.message or trial.status)
 
@@ -100,6 +101,29 @@ def foreign_page_findings(trial: Trial, contract: OpContract) -> list[Finding]:
                     message=f"{spec.name}: {which} was written: {int(pages[page])} elements changed",
                     figures={"page": page, "elements": int(pages[page])},
                 ))  # fmt: skip
+    return found
+
+
+def persistent_findings(trial: Trial, contract: OpContract) -> list[Finding]:
+    """Persistent buffers that a step did not put back, and results that depend on the steps before."""
+    found = [
+        Finding(
+            check="C4", reason="persistent.not_restored",
+            message=f"persistent buffer {name} is declared to be restored: {count} bytes differ after a step",
+            figures={"bytes": count},
+        )
+        for name, count in trial.unrestored.items()
+    ]  # fmt: skip
+    for number, produced in enumerate(trial.later, 2):
+        for name in contract.produced:
+            count = int((~same_bits(trial.produced[name], produced[name])).sum())
+            if count:
+                message = (
+                    f"{name} differs in step {number} from step 1 with the same inputs: {count} values depend on what "
+                    "earlier steps left in persistent buffers"
+                )
+                figures = {"values": count, "step": number}
+                found.append(Finding(check="C14", reason="persistent.carries_over", message=message, figures=figures))
     return found
 
 

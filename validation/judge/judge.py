@@ -239,6 +239,7 @@ def _inspect(contract: OpContract, trials: list[Trial], ruling: Ruling) -> None:
             *inspect_trial.stray_findings(trial, contract),
             *inspect_trial.foreign_page_findings(trial, contract),
             *inspect_trial.poison_findings(trial, contract),
+            *inspect_trial.persistent_findings(trial, contract),
         ):
             oracle = contract.oracle(trial.inputs, trial.spec.workload)
             cause = diagnose(trial, contract, oracle)
