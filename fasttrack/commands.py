@@ -11,7 +11,7 @@ import typer
 
 from fasttrack_validation.errors import UserError
 from fasttrack_validation.judge.candidate import Candidate
-from fasttrack_validation.judge.verdict import Outcome, Status, Verdict
+from fasttrack_validation.judge.verdict import Outcome, Status, TimedCell, Verdict
 
 from . import lane, model_dir, services
 from .voice import Voice
@@ -238,13 +238,27 @@ def _lines(verdict: Verdict) -> list[str]:
     return lines
 
 
+def _measured(timed: TimedCell) -> str:
+    """A measured cell in a line: time with its interval, the stock path's beside it, and both floors."""
+    cell, timing = timed.cell, timed.timing
+    text = f"{cell.microseconds:.2f} us [{cell.low:.2f}, {cell.high:.2f}]"
+    if timing is None:
+        return text
+    found = timing.comparison
+    return (
+        f"{text}, {timing.launches} launches; stock {timing.stock.microseconds:.2f} us, {timing.stock_launches}; ratio "
+        f"{found.ratio:.2f} [{found.low:.2f}, {found.high:.2f}], {found.standing}; floors: target "
+        f"{timing.target_floor_us:.2f}, physical {timing.physical_floor_us:.2f} us"
+    )
+
+
 def _by_reason(verdict: Verdict) -> dict[str, list[tuple[str, str]]]:
     """What the cells say, said once; (place, estimate or measurement) of each."""
     groups: dict[str, list[tuple[str, str]]] = {}
     for timed in verdict.cells:
         cell, place = timed.cell, f"{timed.hardware}/{timed.workload}"
         if cell.kind == "measured":
-            groups.setdefault("measured", []).append((place, f"{cell.microseconds:.2f} us [{cell.low:.2f}, {cell.high:.2f}]"))
+            groups.setdefault("measured", []).append((place, _measured(timed)))
         else:
             estimate = f"modelled, not measured: {cell.modelled.microseconds:.2f} us" if cell.modelled else ""
             groups.setdefault(f"not measured: {cell.reason}", []).append((place, estimate))

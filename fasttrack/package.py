@@ -153,17 +153,24 @@ def combined(picks: Sequence[Pick]) -> Verdict:
 def cells(bundle: Bundle) -> Iterator[tuple[Place, Cell, Cell]]:
     """(place, the pick's cell, the stock path's) for every place of the table, in its order.
 
-    The pick's cell is the one of its screening on that hardware; where there is none, not measured, and why.
+    The pick's cell is the one of its screening on that hardware; where there is none, not measured, and why. Where it was
+    measured, so was the stock path, in the same session.
     """
     stock = {baseline.bucket.place: baseline.stock for baseline in bundle.baselines}
     contract = bundle.contract.op(bundle.request.op)
     for bucket in bundle.directory.buckets(contract):
         pick = next(pick for pick in bundle.picks if bucket.place in pick.times)
         timed = pick.screen.cells if pick.screen is not None else ()
-        found = {(one.hardware, one.workload): one.cell for one in timed}
-        absent = NotMeasured(reason=f"this run has no time for {bucket.hardware} at {bucket.workload}")
-        mine = found.get((bucket.hardware, bucket.workload), absent)
-        yield bucket.place, mine, stock.get(bucket.place, NotMeasured(reason="not asked for in this run"))
+        one = next((t for t in timed if (t.hardware, t.workload) == (bucket.hardware, bucket.workload)), None)
+        if one is None:
+            mine = NotMeasured(reason=f"this run has no time for {bucket.hardware} at {bucket.workload}")
+        else:
+            mine = one.cell
+        if one is not None and one.timing is not None:
+            theirs = one.timing.stock
+        else:
+            theirs = stock.get(bucket.place, NotMeasured(reason="not asked for in this run"))
+        yield bucket.place, mine, theirs
 
 
 def _severity(check: CheckResult) -> int:

@@ -1,7 +1,7 @@
 """The judge's device memory: every buffer of one trial in one arena, with guard bands, poison and a write-set.
 
 The arena is a memfd that the executor maps. The judge keeps a private copy of what it put there; afterwards every byte
-that changed must lie inside the write-set (logical elements of outputs and states, scratch). Gaps between strided pages,
+that changed must lie inside the write-set (logical elements of outputs and states, scratch, persistent buffers). Gaps between strided pages,
 guard bands, inputs and static tensors are outside it, so an overrun, an in-place edit of an input and a dense page
 stride are all the same finding, told apart by where the byte lies.
 """
@@ -10,6 +10,7 @@ import mmap
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -17,7 +18,7 @@ import torch
 from ..contracts.base import TensorRole, TensorSpec
 from ..sandbox import sealed_memory
 from ..tensors import torch_dtype
-from .pack import ScratchBuffer
+from .pack import PersistentBuffer, ScratchBuffer
 
 ALIGNMENT = 256  # as cudaMalloc gives; offsets inside a buffer keep what the plan claims
 GUARD_BYTES = 4096
@@ -55,6 +56,7 @@ class Arena:
         scratch: Mapping[str, ScratchBuffer],
         prepared: Mapping[str, ScratchBuffer],
         generator: np.random.Generator,
+        persistent: Mapping[str, PersistentBuffer] = MappingProxyType({}),
     ) -> None:
         self.specs = {spec.name: spec for spec in specs}
         sizes = {spec.name: (spec.storage_elements * spec.dtype.bytes, _writable(spec)) for spec in specs}
@@ -62,7 +64,10 @@ class Arena:
             sizes[name] = (int(np.prod(buffer.shape)) * buffer.dtype.bytes, True)
         for name, buffer in prepared.items():
             sizes[name] = (int(np.prod(buffer.shape)) * buffer.dtype.bytes, False)
-        self._scratch = frozenset(scratch)
+        for name, buffer in persistent.items():
+            sizes[name] = (int(np.prod(buffer.shape)) * buffer.dtype.bytes, True)
+        self._persistent = dict(persistent)
+        self._unchecked = frozenset(scratch) | frozenset(persistent)
         self.slots: dict[str, Slot] = {}
         offset = GUARD_BYTES
         for name in generator.permutation(sorted(sizes)):
@@ -75,6 +80,8 @@ class Arena:
         self._map = mmap.mmap(self.fd, self.size)
         self._bytes = np.frombuffer(self._map, np.uint8)
         self._bytes[:] = np.frombuffer(generator.bytes(self.size), np.uint8)
+        for name, buffer in persistent.items():
+            self._inside(name)[:] = buffer.initial
         self._before: np.ndarray | None = None
 
     def flat(self, name: str) -> torch.Tensor:
@@ -105,6 +112,22 @@ class Arena:
         """Remembers the contents that the executor starts from."""
         self._before = self._bytes.copy()
 
+    def rewind(self) -> None:
+        """Puts everything but persistent buffers back to what was sealed: the next step finds the same inputs."""
+        kept = {name: self._inside(name).copy() for name in self._persistent}
+        self._bytes[:] = self._before
+        for name, contents in kept.items():
+            self._inside(name)[:] = contents
+
+    def unrestored(self) -> dict[str, int]:
+        """Persistent buffers that every step must restore -> bytes in which they differ from their initial image."""
+        found = {
+            name: int((self._inside(name) != buffer.initial).sum())
+            for name, buffer in self._persistent.items()
+            if buffer.after == "restored"
+        }
+        return {name: count for name, count in found.items() if count}
+
     def table(self) -> dict[str, dict[str, int | bool]]:
         """Buffer table for the executor: offset and size in bytes, and whether it may be written."""
         return {n: {"offset": s.offset, "bytes": s.size, "writable": s.writable} for n, s in self.slots.items()}
@@ -125,7 +148,7 @@ class Arena:
         found = []
         for name, slot in self.slots.items():
             inside = changed[slot.offset : slot.offset + slot.size]
-            if not inside.any() or name in self._scratch:
+            if not inside.any() or name in self._unchecked:
                 changed[slot.offset : slot.offset + slot.size] = False
                 continue
             spec = self.specs.get(name)
@@ -146,6 +169,10 @@ class Arena:
         """Gives the memory back; the mapping goes with the last view of it."""
         self._bytes = self._before = self._map = None
         os.close(self.fd)
+
+    def _inside(self, name: str) -> np.ndarray:
+        slot = self.slots[name]
+        return self._bytes[slot.offset : slot.offset + slot.size]
 
     def _logical_bytes(self, spec: TensorSpec) -> np.ndarray:
         mask = np.zeros(spec.storage_elements, bool)

@@ -34,6 +34,7 @@ def examine(contract: OpContract, trials: list[Trial]) -> Examined:
             *inspect_trial.stray_findings(trial, contract),
             *inspect_trial.foreign_page_findings(trial, contract),
             *inspect_trial.poison_findings(trial, contract),
+            *inspect_trial.persistent_findings(trial, contract),
         ):
             oracle = contract.oracle(trial.inputs, trial.spec.workload)
             found.findings.append((finding, trial, diagnose(trial, contract, oracle)))

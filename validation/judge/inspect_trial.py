@@ -105,6 +105,29 @@ def foreign_page_findings(trial: Trial, contract: OpContract) -> list[Finding]:
     return found
 
 
+def persistent_findings(trial: Trial, contract: OpContract) -> list[Finding]:
+    """Persistent buffers that a step did not put back, and results that depend on the steps before."""
+    found = [
+        Finding(
+            check="C4", reason="persistent.not_restored",
+            message=f"persistent buffer {name} is declared to be restored: {count} bytes differ after a step",
+            figures={"bytes": count},
+        )
+        for name, count in trial.unrestored.items()
+    ]  # fmt: skip
+    for number, produced in enumerate(trial.later, 2):
+        for name in contract.produced:
+            count = int((~same_bits(trial.produced[name], produced[name])).sum())
+            if count:
+                message = (
+                    f"{name} differs in step {number} from step 1 with the same inputs: {count} values depend on what "
+                    "earlier steps left in persistent buffers"
+                )
+                figures = {"values": count, "step": number}
+                found.append(Finding(check="C14", reason="persistent.carries_over", message=message, figures=figures))
+    return found
+
+
 def owners(trial: Trial, contract: OpContract, name: str) -> list[int | None]:
     """For each leading index of a produced tensor, the live row that owns it."""
     tensor = trial.produced[name]

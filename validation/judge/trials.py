@@ -1,6 +1,6 @@
 """One trial: a plan run once on fresh, judge-owned memory, and what it left there."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -44,6 +44,10 @@ class Trial:
     """Paged tensors as a kernel that assumes dense pages addresses them: before and after."""
     launches: tuple[Mapping[str, int], ...] = ()
     seconds: float = 0.0
+    unrestored: dict[str, int] = field(default_factory=dict)
+    """Persistent buffers that the first step did not put back -> bytes that differ"""
+    later: tuple[dict[str, torch.Tensor], ...] = ()
+    """What further steps produced from the same inputs, where a plan has persistent buffers"""
 
 
 class Executor(Protocol):
@@ -72,7 +76,12 @@ def run_trial(
     inputs = contract.make_inputs(spec.workload, spec.distribution, spec.seed)
     if spec.perturbed_row is not None:
         inputs = contract.perturb_row(inputs, spec.workload, spec.perturbed_row, spec.seed + 1)
+<<<<<<< HEAD
     arena = lay_out(contract, spec, pack, prepared, inputs)
+=======
+    generator = np.random.Generator(np.random.PCG64(spec.layout_seed))
+    arena = Arena(contract.tensors(spec.workload), pack.scratch, pack.prepared, generator, pack.persistent)
+>>>>>>> room/gpu
     try:
         shifts = _shift_pages(arena, spec.far, inputs) if spec.far else {}
         arena.seal()
@@ -83,12 +92,24 @@ def run_trial(
             launches=tuple(outcome.get("launches", ())), seconds=float(outcome.get("seconds", 0.0)),
         )  # fmt: skip
         if trial.status == "ok":
+<<<<<<< HEAD
             take_back(trial, contract, arena, dense)
+=======
+            trial.produced = {name: arena.take(name) for name in contract.produced}
+            trial.poison = {
+                name: arena.initial(name) for name in contract.produced if arena.specs[name].role is TensorRole.OUTPUT
+            }
+            trial.stray = arena.stray_writes()
+            trial.dense = {name: (before, _dense_reading(arena, name)) for name, before in dense.items()}
+            trial.unrestored = arena.unrestored()
+            _take_further_steps(trial, contract, pack, arena, lambda: executor.execute(pack, arena, spec.order, shifts))
+>>>>>>> room/gpu
         return trial
     finally:
         arena.close()
 
 
+<<<<<<< HEAD
 def lay_out(
     contract: OpContract, spec: TrialSpec, pack: KernelPack, prepared: Mapping[str, bytes],
     inputs: Mapping[str, torch.Tensor],
@@ -116,6 +137,24 @@ def take_back(trial: Trial, contract: OpContract, arena: Arena, dense: Mapping[s
     }
     trial.stray = arena.stray_writes()
     trial.dense = {name: (before, _dense_reading(arena, name)) for name, before in dense.items()}
+=======
+def _take_further_steps(
+    trial: Trial, contract: OpContract, pack: KernelPack, arena: Arena, execute: Callable[[], Mapping[str, object]]
+) -> None:
+    """Runs the plan again on the same inputs, with persistent buffers as the step before left them."""
+    for number in range(max((_FURTHER_STEPS[buffer.after] for buffer in pack.persistent.values()), default=0)):
+        arena.rewind()
+        outcome = execute()
+        trial.seconds += float(outcome.get("seconds", 0.0))
+        if outcome["status"] != "ok":
+            trial.status, trial.message = str(outcome["status"]), f"step {number + 2}: {outcome.get('message', '')}"
+            return
+        trial.later += ({name: arena.take(name) for name in contract.produced},)
+
+
+# A restored buffer is the same at every step; of a counter three values more are seen.
+_FURTHER_STEPS = {"restored": 1, "epoch": 3}
+>>>>>>> room/gpu
 
 
 def _shift_pages(arena: Arena, far: Far, inputs: Mapping[str, torch.Tensor]) -> dict[str, int]:
@@ -142,8 +181,8 @@ def _poison(tensor, spec: TrialSpec) -> torch.Tensor:
     return torch.randn(tensor.shape, generator=generator).to(dtype)
 
 
-# Quiet NaN with a payload, right in every format of that many bytes (two: bf16 and fp16).
-_NAN_BITS = {2: (torch.int16, 0x7FE5), 4: (torch.int32, 0x7FE5A5A5), 8: (torch.int64, 0x7FFDA5A5A5A5A5A5)}
+# Quiet NaN with a payload, right in every format of that many bytes (one: E4M3, which has but one, and E5M2).
+_NAN_BITS = {1: (torch.uint8, 0x7F), 2: (torch.int16, 0x7FE5), 4: (torch.int32, 0x7FE5A5A5), 8: (torch.int64, 0x7FFDA5A5A5A5A5A5)}
 
 
 def _is_paged(arena: Arena, name: str) -> bool:

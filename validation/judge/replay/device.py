@@ -236,9 +236,9 @@ class Session:
         """Launches the captured graph once and waits for the whole device."""
         return Elapsed(**self._call("replay", {}, seconds=seconds or self._device.run_seconds))
 
-    def restore(self, slots: Sequence[int], *, counters: bool = True) -> None:
-        """Puts slots back to their images, `counters` only if asked, and refills all scratch with fresh noise."""
-        self._call("restore", {"slots": list(slots), "seed": secrets.randbits(63), "counters": counters})
+    def restore(self, slots: Sequence[int]) -> None:
+        """Puts slots back to their images and refills all scratch with fresh noise."""
+        self._call("restore", {"slots": list(slots), "seed": secrets.randbits(63)})
 
     def freshen(self, slots: Sequence[int], seed: int, masks: Mapping[str, int]) -> None:
         """Flips bits of fixed regions of slots: those that follow from `seed` and the slot's place in the list, where

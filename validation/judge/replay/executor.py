@@ -20,7 +20,6 @@ from .slots import Kind, Region
 DELAY_NS = 2_000_000
 MAX_DELAY_NS = 1_000_000_000
 REPEATS = 3
-LATER_STEPS = 3
 DIRECT, GRAPH, REPEATED = "directly", "in a graph", f"{REPEATS} times in a graph"
 _KEPT = (DIRECT, GRAPH, REPEATED)
 
@@ -35,7 +34,6 @@ class _Run:
     repeats: int = 1
     delays: Mapping[str, int] = field(default_factory=dict)
     roles: tuple[str, ...] = ("compute", "prefetch")
-    counters: bool = True
 
 
 class Gpu:
@@ -112,12 +110,12 @@ def _trial(
     if kept == DIRECT:
         session.download(0, arena.fd)
     for run in _further(pack):
-        session.restore([0], counters=run.counters)
+        session.restore([0])
         session.run([0], graph=run.graph, repeats=run.repeats, delays=run.delays, roles=run.roles)
         (found,) = session.digest([0], key, everything=True)
         if run.how == kept:
             session.download(0, arena.fd)
-        if found != (untouched if run.status == "prefetch_wrote" else expected):
+        if found != (untouched if run.status == "prefetch_writes" else expected):
             return {**answer, "status": run.status, "message": _explained(session, pack, arena, run)}
     return answer
 
@@ -125,7 +123,7 @@ def _trial(
 def _further(pack: KernelPack) -> Iterator[_Run]:
     # In the order in which a cause should be named.
     if any(launch.role is Role.PREFETCH for launch in pack.launches):
-        yield _Run("its prefetch launches alone", "prefetch_wrote", roles=("prefetch",))
+        yield _Run("its prefetch launches alone", "prefetch_writes", roles=("prefetch",))
         yield _Run("without its prefetch launches", "prefetch_needed", roles=("compute",))
     yield _Run(GRAPH, "not_reproducible", graph=True)
     yield _Run(REPEATED, "not_reproducible", graph=True, repeats=REPEATS)
@@ -134,14 +132,11 @@ def _further(pack: KernelPack) -> Iterator[_Run]:
         delay = min(DELAY_NS, MAX_DELAY_NS // streams.count(name))
         how = f"with every launch on stream {name} {delay / 1e6:g} ms late"
         yield _Run(how, "order_dependent", delays={name: delay})
-    if any(buffer.after == "epoch" for buffer in pack.persistent.values()):
-        for step in range(1, LATER_STEPS + 2):
-            yield _Run(f"as step {step}, its counters going on", "epoch_dependent", counters=step == 1)
 
 
 def _explained(session: Session, pack: KernelPack, arena: Arena, run: _Run) -> str:
     """Which buffers a run left in another state than a direct run, or than before."""
-    if run.status == "prefetch_wrote":
+    if run.status == "prefetch_writes":
         what, images = "launches of role prefetch wrote to memory", _images(session, arena, restored=False)
     else:
         what, images = f"run {run.how}, the plan leaves other bits than run directly", _images(session, arena)

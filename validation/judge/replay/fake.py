@@ -272,6 +272,7 @@ def _judge_kernels() -> dict[str, Callable]:
         )
 
     def judge_noise(call: Call, data: "Q", size: "Q", seed: "Q") -> None:  # noqa: F821
+        call.array(data, "u8", size // 8)  # it writes words
         call.array(data, "u1", size)[:] = kernels.drawn(seed, 0, -(-size // 8)).view("u1")[:size]
 
     def judge_freshen(call: Call, data: "Q", size: "Q", seed: "Q", mask: "Q") -> None:  # noqa: F821

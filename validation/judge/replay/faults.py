@@ -35,13 +35,12 @@ REASONS = {
     "parameters": "execution.parameters",
     "not_reproducible": "determinism.not_reproducible",
     "order_dependent": "determinism.missing_wait",
-    "epoch_dependent": "persistent.epoch_dependent",
-    "prefetch_wrote": "prefetch.wrote",
+    "prefetch_writes": "prefetch.writes",
     "prefetch_needed": "prefetch.needed",
 }
 """Status of an outcome -> reason id of a verdict."""
 
-CHECKS = {"determinism": "C14", "persistent": "C14", "prefetch": "C4"}
+CHECKS = {"determinism": "C14", "prefetch": "C4"}
 """Check of the reasons that are not about execution, by what their id starts with."""
 
 

@@ -53,14 +53,8 @@ class Slot:
         self.allocation = self.driver.allocate(self.size + self.slack)
         self.base = self.allocation + self.lead
         self.kernels.noise(self.allocation, self.size + self.slack, self.seed, self.stream)
-        self._ranges = self._kept()
-        self._pristine = self.driver.allocate(max(1, sum(_padded(size) for _, size, _ in self._ranges)))
-
-    def _kept(self) -> list[tuple[int, int, bool]]:
-        """(offset in the allocation, bytes, whether it is a counter) of what the image holds."""
-        counters = self._of(Kind.COUNTER)
-        others = _between(counters, self.size + self.slack) if self.whole else self._of(Kind.WRITTEN)
-        return [(*place, False) for place in others] + [(*place, True) for place in counters]
+        self._ranges = [(0, self.size + self.slack)] if self.whole else self._of(Kind.WRITTEN, Kind.COUNTER)
+        self._pristine = self.driver.allocate(max(1, sum(_padded(size) for _, size in self._ranges)))
 
     def _of(self, *kinds: Kind) -> list[tuple[int, int]]:
         """(offset in the allocation, bytes) of the regions of some kinds, in the order of their names."""
@@ -76,17 +70,16 @@ class Slot:
     def keep(self) -> None:
         """Makes what is there now the image that `restore` returns to."""
         place = self._pristine
-        for offset, size, _ in self._ranges:
+        for offset, size in self._ranges:
             self.driver.copy(place, self.allocation + offset, size, self.stream)
             place += _padded(size)
         self.driver.synchronize()
 
-    def restore(self, counters: bool = True) -> None:
-        """Enqueues the copies that put back what a run may have changed, `counters` only where asked."""
+    def restore(self) -> None:
+        """Enqueues the copies that put back what a run may have changed; scratch as well where all of it is kept."""
         place = self._pristine
-        for offset, size, counter in self._ranges:
-            if counters or not counter:
-                self.driver.copy(self.allocation + offset, place, size, self.stream)
+        for offset, size in self._ranges:
+            self.driver.copy(self.allocation + offset, place, size, self.stream)
             place += _padded(size)
 
     def refresh(self, seed: int) -> None:
@@ -113,7 +106,7 @@ class Slot:
         for name in names:
             region = self.regions[name]
             start, place = self.lead + region.offset, self._pristine
-            for offset, size, _ in self._ranges:
+            for offset, size in self._ranges:
                 if offset <= start and start + region.bytes <= offset + size:
                     target = place + start - offset
                     self.driver.copy(target, self.allocation + start, region.bytes, self.stream)

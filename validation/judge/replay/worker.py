@@ -178,9 +178,9 @@ class Worker:
 
     def restore(self, request: dict, blobs: Sequence[bytes], memory: Sequence[int]) -> dict:
         """Puts slots back to their images, with fresh noise in everything that is scratch."""
-        seed = _number(_only(request, "slots", "seed", "counters"), "seed")
+        seed = _number(_only(request, "slots", "seed"), "seed")
         for slot in self._named(request["slots"]):
-            slot.restore(bool(request["counters"]))
+            slot.restore()
             slot.refresh(seed)
             seed += 1 << 20
         self._driver.synchronize()

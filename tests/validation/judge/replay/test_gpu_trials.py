@@ -128,7 +128,7 @@ def test_a_missing_wait_shows(device):
 def test_a_prefetch_that_writes_is_caught(device):
     text = replaced(CHAIN, 'call.array(x, "f4", n).sum()', 'call.array(x, "f4", n)[0] = 5')
     outcome, _, _ = run_chain(device, chain_pack(N, prefetch=True), text)
-    assert outcome["status"] == "prefetch_wrote" and "bytes of x" in outcome["message"], outcome
+    assert outcome["status"] == "prefetch_writes" and "bytes of x" in outcome["message"], outcome
 
 
 def test_a_prefetch_that_results_depend_on_is_caught(device):
