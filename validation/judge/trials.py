@@ -76,12 +76,7 @@ def run_trial(
     inputs = contract.make_inputs(spec.workload, spec.distribution, spec.seed)
     if spec.perturbed_row is not None:
         inputs = contract.perturb_row(inputs, spec.workload, spec.perturbed_row, spec.seed + 1)
-<<<<<<< HEAD
     arena = lay_out(contract, spec, pack, prepared, inputs)
-=======
-    generator = np.random.Generator(np.random.PCG64(spec.layout_seed))
-    arena = Arena(contract.tensors(spec.workload), pack.scratch, pack.prepared, generator, pack.persistent)
->>>>>>> room/gpu
     try:
         shifts = _shift_pages(arena, spec.far, inputs) if spec.far else {}
         arena.seal()
@@ -92,31 +87,20 @@ def run_trial(
             launches=tuple(outcome.get("launches", ())), seconds=float(outcome.get("seconds", 0.0)),
         )  # fmt: skip
         if trial.status == "ok":
-<<<<<<< HEAD
             take_back(trial, contract, arena, dense)
-=======
-            trial.produced = {name: arena.take(name) for name in contract.produced}
-            trial.poison = {
-                name: arena.initial(name) for name in contract.produced if arena.specs[name].role is TensorRole.OUTPUT
-            }
-            trial.stray = arena.stray_writes()
-            trial.dense = {name: (before, _dense_reading(arena, name)) for name, before in dense.items()}
-            trial.unrestored = arena.unrestored()
             _take_further_steps(trial, contract, pack, arena, lambda: executor.execute(pack, arena, spec.order, shifts))
->>>>>>> room/gpu
         return trial
     finally:
         arena.close()
 
 
-<<<<<<< HEAD
 def lay_out(
     contract: OpContract, spec: TrialSpec, pack: KernelPack, prepared: Mapping[str, bytes],
     inputs: Mapping[str, torch.Tensor],
 ) -> Arena:  # fmt: skip
     """An arena with everything in its place: inputs, weights, states, what `prepare` made, poison. Not yet sealed."""
     generator = np.random.Generator(np.random.PCG64(spec.layout_seed))
-    arena = Arena(contract.tensors(spec.workload), pack.scratch, pack.prepared, generator)
+    arena = Arena(contract.tensors(spec.workload), pack.scratch, pack.prepared, generator, pack.persistent)
     for name, tensor in arena.specs.items():
         arena.put(name, _poison(tensor, spec) if tensor.role is TensorRole.OUTPUT else inputs[name])
     for name, data in prepared.items():
@@ -137,7 +121,9 @@ def take_back(trial: Trial, contract: OpContract, arena: Arena, dense: Mapping[s
     }
     trial.stray = arena.stray_writes()
     trial.dense = {name: (before, _dense_reading(arena, name)) for name, before in dense.items()}
-=======
+    trial.unrestored = arena.unrestored()
+
+
 def _take_further_steps(
     trial: Trial, contract: OpContract, pack: KernelPack, arena: Arena, execute: Callable[[], Mapping[str, object]]
 ) -> None:
@@ -154,7 +140,6 @@ def _take_further_steps(
 
 # A restored buffer is the same at every step; of a counter three values more are seen.
 _FURTHER_STEPS = {"restored": 1, "epoch": 3}
->>>>>>> room/gpu
 
 
 def _shift_pages(arena: Arena, far: Far, inputs: Mapping[str, torch.Tensor]) -> dict[str, int]:
