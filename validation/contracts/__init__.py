@@ -12,6 +12,7 @@ from ..errors import UserError
 from ..records import canonical_json, digest_files
 from .base import OpContract
 from .policy import Envelope
+from .subgraph import SEPARATOR
 
 if TYPE_CHECKING:
     from .kimi_k3.architecture import Architecture
@@ -21,6 +22,9 @@ ROOT = Path(__file__).parent.parent
 _MODELS = ("kimi_k3",)
 
 _POLICY = "contract.toml"
+
+# What makes one exam of several.
+_PART_FILES = ("graph.py", "part.py")
 
 # Shared by every op: what a comparison means and how it is decided.
 _COMMON_FILES = (
@@ -44,7 +48,12 @@ class ModelContract:
     ops: Mapping[str, OpContract]
 
     def op(self, name: str) -> OpContract:
-        """The contract of op `name`. Raises UserError with the nearest known name."""
+        """The contract of op `name`, or of a connected part of the op graph (`o_proj_residual+attn_res_norm`).
+
+        Raises UserError with the nearest known name, or with what is connected to what.
+        """
+        if SEPARATOR in name:
+            return import_module(f".{self.model}.part", __package__).subgraph(self.architecture, self.ops, name)
         return self.ops[_known(f"op of {self.model}", name, tuple(self.ops))]
 
     def digest(self, op: str) -> str:
@@ -65,10 +74,12 @@ def load(model: str) -> ModelContract:
 
 
 def contract_files(model: str, op: str) -> tuple[str, ...]:
-    """POSIX paths, relative to `validation/`, of all files that make up the exam of `op`, in order."""
+    """POSIX paths, relative to `validation/`, of all files that make up the exam of `op` (or part), in order."""
     package = import_module(f".{_known('model', model, _MODELS)}", __package__)
-    own = package.FILES[_known(f"op of {model}", op, tuple(package.FILES))]
-    return tuple(sorted((*_COMMON_FILES, *(f"contracts/{model}/{name}" for name in own))))
+    names = op.split(SEPARATOR)
+    own = {name for one in names for name in package.FILES[_known(f"op of {model}", one, tuple(package.FILES))]}
+    part = ("contracts/subgraph.py", *(f"contracts/{model}/{name}" for name in _PART_FILES)) if len(names) > 1 else ()
+    return tuple(sorted({*_COMMON_FILES, *part, *(f"contracts/{model}/{name}" for name in own)}))
 
 
 def contract_digest(model: str, op: str, files: Mapping[str, bytes] | None = None) -> str:
@@ -93,7 +104,10 @@ def _section(policy: bytes, op: str) -> bytes:
         document = tomllib.loads(policy.decode("utf-8"))
     except ValueError as error:
         raise UserError(f"{_POLICY}: {error}", "compare trees whose contracts can be read") from error
-    return canonical_json({"envelope": document.get("envelope"), "op": document.get("ops", {}).get(op)}).encode()
+    sections = [document.get("ops", {}).get(name) for name in op.split(SEPARATOR)]
+    return canonical_json(
+        {"envelope": document.get("envelope"), "op": sections if len(sections) > 1 else sections[0]}
+    ).encode()
 
 
 def _known(kind: str, name: str, names: tuple[str, ...]) -> str:

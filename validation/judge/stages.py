@@ -199,14 +199,18 @@ def prepare(
     finally:
         os.close(fd)
     names = result.value.get("prepared") if result.status is JobStatus.OK else None
-    if names != list(pack.prepared) or len(result.blobs) != len(names):
+    if not isinstance(names, list) or sorted(map(str, names)) != sorted(pack.prepared) or len(result.blobs) != len(names):
         detail = _last_line(result) if result.status is not JobStatus.OK else str(result.value.get("rejected", names))
         raise PrepareFailed(_text(f"prepare gave other buffers than it declared: {detail}"))
-    for (name, buffer), blob in zip(pack.prepared.items(), result.blobs, strict=True):
+    # By name: a plan that was kept in a file lists its buffers in another order.
+    found = dict(zip(names, result.blobs, strict=True))
+    for name, buffer in pack.prepared.items():
         declared = math.prod(buffer.shape) * buffer.dtype.bytes
-        if len(blob) != declared:
-            raise PrepareFailed(f"prepared buffer {name} has {len(blob)} bytes on real weights, {declared} when recorded")
-    return dict(zip(pack.prepared, result.blobs, strict=True))
+        if len(found[name]) != declared:
+            raise PrepareFailed(
+                f"prepared buffer {name} has {len(found[name])} bytes on real weights, {declared} when recorded"
+            )
+    return found
 
 
 def _payload(candidate: Candidate, contract: OpContract, workloads: tuple[Workload, ...], hardware: Hardware) -> dict:
