@@ -180,8 +180,11 @@ def _only_op(model: str) -> str:
 
 
 def _with_defaults(candidate: Candidate, directory: model_dir.ModelDirectory, op: str) -> Candidate:
-    """The candidate with the design space's default for every parameter that its configuration leaves open."""
-    space = directory.space(op)
+    """The candidate with the design space's default for every parameter that its configuration leaves open.
+
+    A contract judges ops, and parts of its graph, that the model directory has no kernels for yet.
+    """
+    space = directory.space(op) if op in directory.manifest.ops else None
     if space is None:
         return candidate
     return candidate.model_copy(update={"config": {**space.default, **candidate.config}})

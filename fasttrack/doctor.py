@@ -1,5 +1,6 @@
 """`fasttrack doctor`: whether this machine and this checkout are in order, and what to do where they are not."""
 
+import importlib.util
 import re
 import shutil
 import sys
@@ -154,6 +155,9 @@ def gpu() -> Line:
         return Line("gpu", "warn", f"cannot be asked for: {error}", "times are modelled and cells say not measured")
     if not names:
         return Line("gpu", "ok", "none: correctness is judged by the interpreter, times are not measured")
+    if not (importlib.util.find_spec("cuda") and importlib.util.find_spec("cuda.bindings")):
+        how = "pip install 'fasttrack[gpu]': plans are launched through cuda-bindings"
+        return Line("gpu", "warn", f"{', '.join(names)}, but cuda-bindings is not installed", how)
     return Line("gpu", "ok", ", ".join(names))
 
 

@@ -199,3 +199,30 @@ def test_shared_memory_is_counted_with_the_static_part(judge, compiler):
 def test_an_include_from_outside(judge):
     found = cuda(judge, **{"accumulate.cu": ("#include <cuda_bf16.h>", '#include "/proc/self/environ"')})
     assert rejected(found) == "include" and "accumulate.cu:2" in found.message
+
+
+# Plans that cost too much to look at.
+
+
+def test_a_variant_for_every_call_is_refused(judge):
+    """Constants that never repeat would be compiled one by one, for every target."""
+    text = replaced(KERNEL, "WIDTH: tl.constexpr):", "WIDTH: tl.constexpr, N: tl.constexpr):")
+    call = text[text.index("    accumulate[") :]
+    many = "    for n in range(300):\n" + "".join(f"    {line}\n" for line in call.rstrip().split("\n"))
+    text = text.replace(call, replaced(many, "WIDTH=64", "WIDTH=64, N=n"))
+    found = verdict(judge, text)
+    assert rejected(found) == "plan.too_many_variants" and "variants for 4 workloads, at most 256" in found.message
+    assert found.seconds.get("compile") is None
+
+
+@pytest.mark.parametrize(
+    ("grid", "reason"), [("1 << 21", "plan.blocks"), ("1 << 18", "execution.unsupported")], ids=["anywhere", "interpreted"]
+)
+def test_a_grid_without_end_is_refused(judge, grid, reason):
+    found = verdict(judge, replaced(KERNEL, '(axes["rows"],)', f"({grid},)"))
+    assert rejected(found) == reason
+
+
+def test_more_scratch_than_an_op_can_need(judge):
+    declared = "def scratch(axes, config): return {'t': ((1 << 28,), torch.uint8)}\n\n\ndef launch"
+    assert rejected(verdict(judge, replaced(KERNEL, "def launch", declared))) == "plan.scratch_size"

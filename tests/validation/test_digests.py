@@ -12,11 +12,15 @@ def test_judge_digest_covers_the_judge_only_by_hand():
         "claims/cells.py": b"3",
         "performance/hardware.toml": b"4",
         "records.py": b"5",
+        "judge/replay/kernels.ptx": b"6",
         "judge/README.md": b"not code",
         "contracts/kimi_k3/x.py": b"a contract has a digest of its own",
         "judge.py": b"no room",
     }
-    names = ("claims/cells.py", "judge/recorder/x.py", "judge/verdict.py", "performance/hardware.toml", "records.py")
+    names = (
+        "claims/cells.py", "judge/recorder/x.py", "judge/replay/kernels.ptx", "judge/verdict.py",
+        "performance/hardware.toml", "records.py",
+    )  # fmt: skip
     lines = [f"{hashlib.sha256(files[name]).hexdigest()}  {name}\n" for name in names]
     assert digests.judge_digest(files) == hashlib.sha256("".join(lines).encode()).hexdigest()
 

@@ -1,11 +1,15 @@
 """The executor of a machine without a GPU: the recorded kernel sources, interpreted in the sandbox."""
 
+import math
 from collections.abc import Mapping
 
 from ..sandbox import JobStatus, Limits, Sandbox
 from .arena import Arena
 from .kernel_source import KernelSource
 from .pack import KernelPack, Language
+
+# An empty program takes about fifty microseconds.
+MAX_PROGRAMS = 1 << 17
 
 ENTRY = "fasttrack_validation.judge.interpreter.job:run"
 
@@ -27,6 +31,10 @@ class Interpreter:
         self, pack: KernelPack, arena: Arena, order: str, shifts: Mapping[str, int]
     ) -> Mapping[str, object]:
         """Runs every launch of `pack`, programs in `order`. A job that dies is an outcome, not an exception."""
+        programs = sum(math.prod(launch.grid) for launch in pack.launches)
+        if programs > MAX_PROGRAMS:
+            message = f"{programs} programs in one step, of which at most {MAX_PROGRAMS} are interpreted: make them larger"
+            return {"status": "unsupported", "message": message}
         payload = {
             "source": self._source.model_dump(mode="json"),
             "pack": pack.model_dump(mode="json"),

@@ -4,6 +4,7 @@ import math
 import mmap
 import os
 import platform
+import time
 from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
@@ -19,7 +20,7 @@ from . import plan
 from .candidate import Candidate
 from .device_code.build import ENTRY as COMPILE_ENTRY
 from .device_code.build import Built, build
-from .device_code.records import NO_CUDA_COMPILER, TARGETS, DeviceCode, target_name
+from .device_code.records import SAYS_NOTHING, TARGETS, DeviceCode, target_name
 from .inspect_trial import Finding
 from .kernel_source import KernelSource, KernelSourceError, extract
 from .pack import KernelPack, Language, variant_key
@@ -32,6 +33,9 @@ PREPARE_ENTRY = "fasttrack_validation.judge.recorder.prepare_job:run"
 # Recording touches no tensor, but pools that need 64-bit offsets take address space.
 RECORD_LIMITS = Limits(wall_seconds=60, memory_bytes=64 << 30)
 COMPILE_LIMITS = Limits(wall_seconds=180)
+# What compiling one candidate may take in all: variants of every plan, and seconds for each target.
+MAX_VARIANTS = 256
+COMPILE_SECONDS = 900
 
 Audits = Mapping[tuple[str, str], KernelAudit]
 """(variant key, target) -> audit."""
@@ -99,6 +103,14 @@ def validate_plans(
             finding = Finding(check="plan", reason=problems[0].reason, message=_text(problems[0].message + more))
             ruling.fail(finding)
             return False
+    variants = {variant_key(variant) for pack in packs.values() for variant in pack.kernels.values()}
+    if len(variants) > MAX_VARIANTS:
+        message = (
+            f"{len(variants)} kernel variants for {len(packs)} workloads, at most {MAX_VARIANTS}: pass what changes with "
+            "the layout as an argument, not as a constant"
+        )
+        ruling.fail(Finding(check="plan", reason="plan.too_many_variants", message=message))
+        return False
     ruling.planned(workloads.values(), packs)
     ruling.pass_stage("plan", figures={"launches": max(len(pack.launches) for pack in packs.values())})
     return True
@@ -113,15 +125,17 @@ def compile_kernels(
     def run_job(payload: dict) -> JobResult:
         return sandbox.run(COMPILE_ENTRY, payload, limits=COMPILE_LIMITS)
 
+    deadline = time.monotonic() + COMPILE_SECONDS
+
     def compiled(target: int) -> Built:
-        return build(source.files, variants, run_job, (target,), cache, source.cuda)
+        return build(source.files, variants, run_job, (target,), cache, source.cuda, deadline)
 
     with ThreadPoolExecutor(len(TARGETS)) as pool:
         built = list(pool.map(compiled, TARGETS))
     problems = [problem for one in built for problem in one.problems]
     if problems:
         first = problems[0]
-        if first.reason == NO_CUDA_COMPILER:
+        if first.reason in SAYS_NOTHING:
             ruling.skip_stage("compile", first.reason, _text(first.message))
             return None
         message = f"{first.kernel} for {first.target}: {first.message}"

@@ -11,6 +11,7 @@ from .architecture import Architecture
 from .graph import Node, OpGraph, Via, step
 
 _MOST = 8
+_STACK = "blocks"
 _EXAMPLES = "for example o_proj_residual+attn_res_norm"
 
 
@@ -170,8 +171,10 @@ def _keys(graph: OpGraph, nodes: Sequence[Node], index: int, contract: OpContrac
             keys[tensor] = ("value", node.writes[tensor])
         else:
             sources = node.reads.get(tensor)
-            # An input that this place lacks (`residual` where a block begins) is the op's own.
-            keys[tensor] = tuple((s.value, s.via) for s in sources) if sources else ("input", node.name, tensor)
+            # An input that this place lacks (`residual` where a block begins) is the op's own. A stack of one value is
+            # another tensor than the value.
+            shape = "stack" if tensor == _STACK else "value"
+            keys[tensor] = (shape, *((s.value, s.via) for s in sources)) if sources else ("input", node.name, tensor)
     return keys
 
 

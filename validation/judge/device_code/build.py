@@ -1,7 +1,9 @@
 """Compiles the kernels of a pack in confined jobs, one variant and target each, and keeps what they made."""
 
+import math
 import os
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib import metadata
@@ -15,7 +17,7 @@ from ...records import canonical_json, digest_files, sha256
 from ..pack import KernelVariant, Language
 from ..verdict import KernelAudit
 from .audit import audit
-from .records import TARGETS, CompileProblem, DeviceCode, target_name
+from .records import OUT_OF_TIME, TARGETS, CompileProblem, DeviceCode, target_name
 
 ENTRY = f"{__package__}.compile_job:run"
 
@@ -54,10 +56,12 @@ def build(
     targets: Iterable[int] = TARGETS,
     cache: Path | None = None,
     cuda_files: Mapping[str, str] = MappingProxyType({}),
+    deadline: float = math.inf,
 ) -> Built:
     """Compiles and audits `variants` for each target from the extracted kernel sources `source_files`.
 
-    `cuda_files` are the CUDA sources and headers that the variants in that language come from.
+    `cuda_files` are the CUDA sources and headers that the variants in that language come from. Past `deadline` (on the
+    monotonic clock) no further job begins.
 
     A variant whose compiler aborts, runs out of time or is refused becomes a problem of its own; the others go on.
     `cache` is a directory that only the judge writes; entries depend on source, variant, target and the compilers'
@@ -67,7 +71,7 @@ def build(
     for target in targets:
         for key, variant in variants.items():
             files = cuda_files if variant.language is Language.CUDA else source_files
-            result = _one(files, key, variant, target, run_job, cache)
+            result = _one(files, key, variant, target, run_job, cache, deadline)
             figures = audit(result) if isinstance(result, DeviceCode) else result
             if isinstance(figures, CompileProblem):
                 problems.append(figures)
@@ -78,13 +82,17 @@ def build(
 
 
 def _one(
-    files: Mapping[str, str], key: str, variant: KernelVariant, target: int, run_job: RunJob, cache: Path | None
-) -> DeviceCode | CompileProblem:
+    files: Mapping[str, str], key: str, variant: KernelVariant, target: int, run_job: RunJob, cache: Path | None,
+    deadline: float,
+) -> DeviceCode | CompileProblem:  # fmt: skip
     path = cache / f"{_cache_key(files, variant, target)}.json" if cache else None
     if path and (kept := _read(path)):
         return kept.model_copy(update={"kernel": key})
     own, other = ("cuda", "files") if variant.language is Language.CUDA else ("files", "cuda")
     source = {own: dict(files), other: {}}
+    if time.monotonic() > deadline:
+        message = "compiling all variants of this candidate takes too long"
+        return CompileProblem(reason=OUT_OF_TIME, message=message, kernel=key, target=target_name(target))
     outcome = run_job({"source": source, "variants": {key: variant.model_dump(mode="json")}, "target": target})
     result = _received(key, target, outcome)
     if path and isinstance(result, DeviceCode):

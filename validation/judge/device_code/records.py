@@ -7,7 +7,9 @@ from ..pack import Language
 
 TARGETS = (90, 103)
 NO_CUDA_COMPILER = "compile.no_cuda_compiler"
-"""The one reason that says nothing about a kernel: this machine has no compiler for its language."""
+OUT_OF_TIME = "compile.out_of_time"
+SAYS_NOTHING = (NO_CUDA_COMPILER, OUT_OF_TIME)
+"""Reasons that say nothing about a kernel: this machine cannot compile it, or not as many as there are."""
 # Columns of tensor memory of one multiprocessor.
 MAX_TENSOR_MEMORY_COLUMNS = 512
 

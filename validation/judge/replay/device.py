@@ -103,8 +103,8 @@ class Device:
         if "ok" in answer:
             return answer["ok"]
         fault = answer["error"]
-        if fault["kind"] == "command":
-            raise RuntimeError(f"the GPU worker refused {command}: {fault['message']}")
+        if fault["kind"] in ("command", "defect"):
+            raise RuntimeError(f"the GPU worker could not carry out {command}: {fault['message']}")
         if fault["kind"] == "refused":
             raise DeviceFault("parameters", fault["message"])
         raise DeviceFault(classify(fault["code"]), fault["message"])

@@ -1,8 +1,8 @@
 """The process that owns the device. It is told everything, knows no oracle, and never imports a candidate.
 
 Its commands are in README.md. An answer is {"ok": {...}}, or {"error": {"kind", "code", "message"}} where kind is
-command (malformed; nothing happened), refused (plan and code do not fit), or device (the driver said so; the judge
-then ends this process, since a context does not outlive most of its errors).
+command (malformed; nothing happened), refused (plan and code do not fit), device (the driver said so; the judge then
+ends this process, since a context does not outlive most of its errors), or defect (of this module).
 """
 
 import ctypes
@@ -12,6 +12,7 @@ import os
 import socket
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -351,6 +352,9 @@ def _answered(worker: Worker, document: dict, blobs: Sequence[bytes], memory: Se
         return _error("refused", error.reason, str(error))
     except DeviceError as error:
         return _error("device", error.code, str(error))
+    except Exception:
+        # No candidate code runs here, so this is the judge's own doing; it must not look like a candidate's crash.
+        return _error("defect", "exception", traceback.format_exc())
 
 
 def _error(kind: str, code: str, message: str) -> dict:

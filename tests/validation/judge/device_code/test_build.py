@@ -139,3 +139,25 @@ def test_failures_are_not_kept(lab, jobs, tmp_path):
     for _ in range(2):
         build({"kernels.py": ""}, {"one": lab.ADD}, jobs, targets=(90,), cache=tmp_path)
     assert len(jobs.ran) == 2
+
+
+def test_past_the_deadline_no_job_begins(lab, jobs, tmp_path):
+    build({"kernels.py": ""}, {"one": lab.ADD}, jobs, targets=(90,), cache=tmp_path)
+    other = lab.variant("add", {"x": "*fp32", "y": "*fp32", "o": "*fp32", "n": "i32"}, {"BLOCK": 512})
+    built = build({"kernels.py": ""}, {"one": lab.ADD, "two": other}, jobs, (90,), tmp_path, deadline=0.0)
+    assert [code.kernel for code in built.codes] == ["one"], "what is kept costs no job"
+    assert [problem.reason for problem in built.problems] == ["compile.out_of_time"] and len(jobs.ran) == 1
+
+
+def test_cuda_variants_are_keyed_by_their_own_files_and_compiler(lab, jobs, tmp_path, monkeypatch):
+    fields = {
+        "language": "cuda", "file": "k.cu", "function": "k", "signature": {}, "constexprs": {}, "divisible_by_16": (),
+        "options": {"threads": 32},
+    }  # fmt: skip
+    cuda = type(lab.ADD).model_validate(fields)
+    for python, text in (("", ""), ("#", ""), ("", "int x;")):
+        build({"kernels.py": python}, {"one": cuda}, jobs, (90,), tmp_path, {"k.cu": text})
+    assert len(jobs.ran) == 2, "Triton sources are none of its business"
+    monkeypatch.setattr("fasttrack_validation.judge.device_code.build.cuda_packages", lambda: ["another"])
+    build({"kernels.py": ""}, {"one": cuda}, jobs, (90,), tmp_path, {"k.cu": ""})
+    assert len(jobs.ran) == 3

@@ -118,6 +118,14 @@ def test_a_worker_that_dies_is_replaced(device):
     assert run_chain(device, chain_pack(N))[0]["status"] == "ok"
 
 
+def test_a_defect_of_the_judge_is_not_blamed_on_a_candidate(device):
+    # Python that fails in the fake's kernel stands for any exception that the worker did not expect.
+    text = replaced(CHAIN, 'call.array(mid, "f4", n) * 2', "1 / 0")
+    with pytest.raises(RuntimeError, match="could not carry out run: (?s:.*)ZeroDivisionError"):
+        run_chain(device, chain_pack(N), text)
+    assert run_chain(device, chain_pack(N))[0]["status"] == "ok"
+
+
 def test_a_missing_wait_shows(device):
     outcome, _, _ = run_chain(device, chain_pack(N, wait=False))
     assert outcome["status"] == "order_dependent", outcome

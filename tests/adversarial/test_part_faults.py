@@ -1,0 +1,152 @@
+"""Fused kernels of two parts of Kimi K3's op graph, at nano widths: honest ones pass, what skips the inside does not."""
+
+from types import SimpleNamespace
+
+import op_exam
+import pytest
+from judging import candidate, replaced
+
+from fasttrack_validation.contracts.kimi_k3.architecture import NANO, Architecture
+from fasttrack_validation.contracts.kimi_k3.part import subgraph
+from fasttrack_validation.judge.judge import Judge
+from fasttrack_validation.judge.verdict import Status
+
+MIX, NORM = "o_proj_residual+attn_res_norm", "attn_res_norm+in_projection"
+
+MIXED = '''
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def mixed(blocks, stream, key, row, block_stride, block_row_stride, D: tl.constexpr, BLOCKS: tl.constexpr, BANKS: tl.constexpr):
+    """The softmax mix of the banks and of `stream`, all in float32."""
+    d = tl.arange(0, D)
+    b = tl.arange(0, BANKS)
+    banks = tl.load(
+        blocks + b[:, None] * block_stride + row * block_row_stride + d[None, :], mask=b[:, None] < BLOCKS, other=0.0
+    ).to(tl.float32)
+    own = tl.sum(stream * key, 0) * tl.rsqrt(tl.sum(stream * stream, 0) / D + 1e-5)
+    logits = tl.sum(banks * key[None, :], 1) * tl.rsqrt(tl.sum(banks * banks, 1) / D + 1e-5)
+    logits = tl.where(b < BLOCKS, logits, float("-inf"))
+    most = tl.maximum(tl.max(logits, 0), own)
+    weights, mine = tl.exp(logits - most), tl.exp(own - most)
+    return (tl.sum(banks * weights[:, None], 0) + stream * mine) / (tl.sum(weights, 0) + mine)
+
+
+@triton.jit
+def normed(h, weight, D: tl.constexpr):
+    return h * tl.rsqrt(tl.sum(h * h, 0) / D + 1e-5) * weight
+'''
+
+FUSED_MIX = MIXED + '''
+
+@triton.jit
+def fused(
+    w, x, peers, residual, partial, stream, res_norm, res_proj, out_norm, blocks, out,
+    x_stride, peer_stride, peer_row_stride, residual_stride, block_stride, block_row_stride,
+    D: tl.constexpr, K: tl.constexpr, PEERS: tl.constexpr, RESTART: tl.constexpr, BLOCKS: tl.constexpr, BANKS: tl.constexpr,
+):
+    row = tl.program_id(0)
+    d = tl.arange(0, D)
+    k = tl.arange(0, K)
+    weight = tl.load(w + d[:, None] * K + k[None, :]).to(tl.float32)
+    own = tl.sum(weight * tl.load(x + row * x_stride + k).to(tl.float32)[None, :], 1)
+    tl.store(partial + row * D + d, own.to(tl.bfloat16))
+    total = own
+    for p in range(PEERS):
+        total += tl.load(peers + p * peer_stride + row * peer_row_stride + d).to(tl.float32)
+    if not RESTART:
+        total += tl.load(residual + row * residual_stride + d).to(tl.float32)
+    tl.store(stream + row * D + d, total.to(tl.bfloat16))
+    key = tl.load(res_norm + d).to(tl.float32) * tl.load(res_proj + d).to(tl.float32)
+    seen = total
+    if BLOCKS == 0:
+        h = seen
+    else:
+        h = mixed(blocks, seen, key, row, block_stride, block_row_stride, D, BLOCKS, BANKS)
+    tl.store(out + row * D + d, normed(h, tl.load(out_norm + d).to(tl.float32), D).to(tl.bfloat16))
+
+
+def launch(ctx, buffers, axes, config):
+    count = axes["blocks"]
+    banks = buffers.blocks if count else buffers.stream
+    residual = buffers.stream if axes["restart"] else buffers.residual
+    fused[(axes["rows"],)](
+        buffers.o_proj, buffers.o_proj_residual_x, buffers.peers, residual, buffers.partial, buffers.stream,
+        buffers.res_norm, buffers.res_proj, buffers.out_norm, banks, buffers.attn_res_norm_x,
+        buffers.o_proj_residual_x.stride(0), buffers.peers.stride(0), buffers.peers.stride(1), residual.stride(0),
+        banks.stride(0), banks.stride(1), D=128, K=axes["k"], PEERS=axes["tp"] - 1, RESTART=axes["restart"],
+        BLOCKS=count, BANKS=4,
+    )
+'''
+
+FUSED_NORM = MIXED + '''
+
+@triton.jit
+def fused(
+    stream, res_norm, res_proj, out_norm, blocks, w, out, stream_stride, block_stride, block_row_stride, n,
+    D: tl.constexpr, TILE: tl.constexpr, BLOCKS: tl.constexpr, BANKS: tl.constexpr,
+):
+    row = tl.program_id(0)
+    d = tl.arange(0, D)
+    own = tl.load(stream + row * stream_stride + d).to(tl.float32)
+    key = tl.load(res_norm + d).to(tl.float32) * tl.load(res_proj + d).to(tl.float32)
+    if BLOCKS == 0:
+        h = own
+    else:
+        h = mixed(blocks, own, key, row, block_stride, block_row_stride, D, BLOCKS, BANKS)
+    x = normed(h, tl.load(out_norm + d).to(tl.float32), D)
+    for first in range(0, n, TILE):
+        c = first + tl.arange(0, TILE)
+        weight = tl.load(w + c[:, None] * D + d[None, :], mask=c[:, None] < n, other=0.0).to(tl.float32)
+        tl.store(out + row * n + c, tl.sum(weight * x[None, :], 1).to(tl.bfloat16), mask=c < n)
+
+
+def launch(ctx, buffers, axes, config):
+    banks = buffers.blocks if axes["blocks"] else buffers.projected
+    fused[(axes["rows"],)](
+        buffers.stream, buffers.res_norm, buffers.res_proj, buffers.out_norm, banks, buffers.in_proj, buffers.projected,
+        buffers.stream.stride(0), banks.stride(0), banks.stride(1), axes["n"], D=128, TILE=128, BLOCKS=axes["blocks"],
+        BANKS=4,
+    )
+'''
+
+
+@pytest.fixture(scope="module")
+def judge(tmp_path_factory):
+    architecture = Architecture.from_config(NANO)
+    ops = {name: op_exam.nano(name) for name in {*MIX.split("+"), *NORM.split("+")}}
+    parts = {name: subgraph(architecture, ops, name) for name in (MIX, NORM)}
+    model = SimpleNamespace(model="kimi_k3", op=parts.__getitem__, ops=parts, digest=lambda op: "0" * 64)
+    with Judge(model, cache=tmp_path_factory.mktemp("kernels")) as made:
+        yield made
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "text"), [(MIX, FUSED_MIX), (NORM, FUSED_NORM)], ids=[MIX, NORM])
+def test_an_honest_fused_kernel_is_accepted(judge, name, text):
+    found = judge.screen(candidate(text, name))
+    assert found.status is Status.ACCEPTED, (found.reason, found.message)
+    assert found.op == name and all(result.launches == 1 for result in found.workloads)
+
+
+FAULTS = {
+    "the mix never sees the new stream": (
+        MIX, FUSED_MIX, ("seen = total", "seen = total * 0.0"), "attn_res_norm: the stream itself is left out of the mix",
+    ),
+    "the weight of the norm inside is left out": (
+        NORM, FUSED_NORM, ("tl.load(out_norm + d).to(tl.float32), D)", "key * 0.0 + 1.0, D)"),
+        "attn_res_norm: the norm's weight is left out",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_kernel_that_skips_what_is_inside_is_rejected(judge, name):
+    op, text, edit, cause = FAULTS[name]
+    found = judge.screen(candidate(replaced(text, *edit), op))
+    assert found.status is Status.REJECTED, found.message
+    assert found.reason.startswith("numerics."), (found.reason, found.message)
+    assert f"explained by: {cause}" in found.message

@@ -1,0 +1,251 @@
+"""A part of the op graph as one exam: its outer tensors, its oracle and plain path against a second way, its refusals."""
+
+import op_exam
+import pytest
+import torch
+from fasttrack_validation import contracts
+from fasttrack_validation.contracts.base import TensorRole
+from fasttrack_validation.contracts.kimi_k3.architecture import NANO, Architecture
+from fasttrack_validation.contracts.kimi_k3.part import subgraph
+from fasttrack_validation.errors import UserError
+from fasttrack_validation.judge.sanity import check_task
+from fasttrack_validation.judge.verdict import Outcome
+
+OPS = {name: op_exam.nano(name) for name in op_exam.REAL.ops if name != "kda_decode"}
+OPS["kda_decode"] = type(op_exam.REAL.op("kda_decode"))(Architecture.from_config(NANO), op_exam.REAL.op("kda_decode").policy)
+MIX = "o_proj_residual+attn_res_norm"
+NORM = "attn_res_norm+in_projection"
+KDA = "in_projection+kda_decode"
+
+
+def nano(name):
+    return subgraph(Architecture.from_config(NANO), OPS, name)
+
+
+def at(part, rows, tp=8):
+    return next(w for w in part.workloads() if (w.axes["tp"], w.axes["rows"]) == (tp, rows))
+
+
+def roles(part, rows=4):
+    return {spec.name: spec.role.value for spec in part.tensors(at(part, rows))}
+
+
+def test_what_is_inside_has_no_name_outside():
+    # The stream goes on to the next sublayer, so it leaves; both ops call their input x, so those are told apart.
+    assert roles(nano(MIX)) == {
+        "o_proj": "static", "o_proj_residual_x": "input", "peers": "input", "residual": "input",
+        "partial": "output", "stream": "output", "res_norm": "static", "res_proj": "static", "out_norm": "static",
+        "blocks": "input", "attn_res_norm_x": "output",
+    }  # fmt: skip
+    # The normed row goes nowhere else.
+    assert roles(nano(NORM)) == {
+        "res_norm": "static", "res_proj": "static", "out_norm": "static", "stream": "input", "blocks": "input",
+        "in_proj": "static", "projected": "output",
+    }  # fmt: skip
+    assert roles(nano(KDA)) == {
+        "in_proj": "static", "x": "input", "f_b": "static", "conv_weight": "static", "a_log": "static",
+        "dt_bias": "static", "o_norm": "static", "slots": "input", "conv_state": "state", "recurrent_state": "state",
+        "out": "output",
+    }  # fmt: skip
+
+
+def test_a_value_that_two_ops_read_is_one_tensor():
+    part = nano("attn_res_norm+in_projection+kda_decode+o_proj_residual")
+    given = roles(part)
+    # The stream is mixed, and added to again at the end: one input; the output of the same name is another.
+    assert given["attn_res_norm_stream"] == "input" and given["o_proj_residual_stream"] == "output"
+    assert "residual" not in given and "x" not in given and "projected" not in given and "out" not in given
+
+
+def by_hand(inputs, rounded):
+    """residual + sum over ranks, then the softmax mix and its norm, from the equations."""
+
+    def stored(x):
+        return x.bfloat16().to(x.dtype) if rounded else x
+
+    wide = torch.float32 if rounded else torch.float64
+    v = {name: value.to(wide) for name, value in inputs.items()}
+    partial = stored(v["o_proj_residual_x"] @ v["o_proj"].T)
+    total = stored(partial + v["peers"].sum(0))
+    stream = stored(total + v["residual"])
+    sources = [*v["blocks"], stream]
+    query = v["res_norm"] * v["res_proj"]
+    logits = torch.stack([(s @ query) / (s.square().mean(-1) + 1e-5).sqrt() for s in sources])
+    h = stored(sum(w[:, None] * s for w, s in zip(logits.softmax(0), sources, strict=True)))
+    x = stored(stored(h / (h.square().mean(-1, keepdim=True) + 1e-5).sqrt()) * v["out_norm"])
+    return {"partial": partial, "stream": stream, "attn_res_norm_x": x}
+
+
+def test_the_oracle_rounds_nothing_in_between():
+    part = nano(MIX)
+    workload = at(part, 4)
+    inputs = part.make_inputs(workload, "typical", 1)
+    found, expected = part.oracle(inputs, workload), by_hand(inputs, rounded=False)
+    assert set(found) == set(expected)
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-11, atol=1e-11)
+
+
+def test_the_plain_path_rounds_as_published():
+    part = nano(MIX)
+    workload = at(part, 4)
+    inputs = part.make_inputs(workload, "typical", 2)
+    found, expected = part.plain(inputs, workload), by_hand(inputs, rounded=True)
+    for name, value in expected.items():
+        assert found[name].dtype == torch.bfloat16
+        # Sums in another order tip a value next to a boundary now and then, by one unit in the last place.
+        same = found[name] == value.bfloat16()
+        assert same.float().mean() > 0.97, name
+        torch.testing.assert_close(found[name].float(), value, rtol=2.0**-6, atol=2.0**-6)
+    wide = part.oracle(inputs, workload)["stream"]
+    assert (found["stream"].double() - wide).abs().max() > 1e-4, "the two differ by the roundings"
+
+
+def test_the_cost_leaves_out_what_is_inside():
+    part = nano(MIX)
+    cost = part.cost(at(part, 4))
+    # d 128, p 64 channels at TP8, 4 rows, 7 peers, 3 banks (13 layers, 5 a block); bf16. The stream is written (it
+    # leaves), not read again.
+    d, p, rows, peers, banks = 128, 64, 4, 7, 3
+    assert cost.bytes_read == 2 * (d * p + rows * p + peers * rows * d + rows * d + 3 * d + banks * rows * d)
+    assert cost.bytes_written == 2 * (rows * d + rows * d + rows * d)
+    apart = [OPS[name].cost(workload(OPS[name], 4)) for name in MIX.split("+")]
+    assert cost.flops == sum(one.flops for one in apart)
+    norm = nano(NORM)
+    width = norm.tensors(at(norm, 4))[-1].shape[1]
+    assert norm.cost(at(norm, 4)).bytes_written == 2 * rows * width
+
+
+def workload(op, rows, tp=8):
+    return next(w for w in op.workloads() if (w.axes["tp"], w.axes["rows"]) == (tp, rows))
+
+
+@pytest.mark.parametrize("name", [MIX, NORM, KDA])
+def test_varied_layouts_agree_on_the_rows(name):
+    part = nano(name)
+    seen = set()
+    for seed in range(12):
+        varied = part.vary(at(part, 8), seed)
+        rows = varied.axes["rows"]
+        assert 4 < rows <= 8 and varied.axes["tp"] == 8
+        seen.add(rows)
+        inputs = part.make_inputs(varied, "typical", seed)
+        for spec in part.tensors(varied):
+            if spec.role is not TensorRole.OUTPUT:
+                assert tuple(inputs[spec.name].shape) == spec.shape
+            if spec.name in ("x", "o_proj_residual_x", "peers", "out", "projected"):
+                assert spec.shape[-2] == rows
+        assert set(part.oracle(inputs, varied)) == set(part.produced)
+    assert len(seen) > 1
+
+
+@pytest.mark.parametrize("name", [MIX, NORM, KDA])
+def test_a_redrawn_row_changes_that_row_alone(name):
+    part = nano(name)
+    workload = at(part, 4)
+    inputs = part.make_inputs(workload, "typical", 3)
+    changed = part.perturb_row(inputs, workload, 2, 4)
+    before, after = part.oracle(inputs, workload), part.oracle(changed, workload)
+    for tensor in part.produced:
+        differs = (before[tensor].double() != after[tensor].double()).flatten(1).any(1)
+        rest = (0,) * (before[tensor].dim() - 1)
+        owners = {part.row_of(tensor, (index, *rest), inputs) for index in differs.nonzero().flatten().tolist()}
+        assert owners == {2}, tensor
+
+
+@pytest.mark.parametrize("name", [MIX, NORM, KDA])
+def test_the_exam_is_sane(name):
+    result = check_task(nano(name), at(nano(name), 4), 7)
+    assert result.outcome is Outcome.PASS, result.message
+
+
+def test_distributions_of_every_op_take_part():
+    part = nano(MIX)
+    names = list(part.distributions)
+    assert names[0] == "typical" and "o_proj_residual_cancelling" in names and "attn_res_norm_padded" in names
+    workload = at(part, 4)
+    for name in names:
+        inputs = part.make_inputs(workload, name, 5)
+        oracle, plain = part.oracle(inputs, workload), part.plain(inputs, workload)
+        assert all(torch.equal(plain[t].isfinite(), oracle[t].isfinite()) for t in part.produced), name
+
+
+def test_what_was_exact_alone_is_calibrated_where_it_is_computed():
+    kinds = {c.tensor: c.kind for c in nano(KDA).comparisons}
+    assert kinds == {"conv_state": "calibrated", "recurrent_state": "calibrated", "out": "calibrated"}
+    assert {c.tensor: c.kind for c in OPS["kda_decode"].comparisons}["conv_state"] == "exact"
+
+
+def test_pools_of_a_member_can_be_far_away():
+    part = nano(KDA)
+    far = part.far(at(part, 4))
+    assert far.pages == "slots" and set(far.pools) == {"conv_state", "recurrent_state"}
+    assert far.workload.axes["slots"] == at(part, 4).axes["slots"] + far.shift
+    assert nano(MIX).far(at(nano(MIX), 4)) is None
+
+
+def test_a_value_left_out_is_among_the_known_mistakes():
+    part = nano(MIX)
+    workload = at(part, 4)
+    inputs = part.make_inputs(workload, "typical", 6)
+    wrong = part.hypotheses["what o_proj_residual leaves in stream has no effect"](inputs, workload)
+    right = part.oracle(inputs, workload)
+    assert torch.equal(wrong["stream"], right["stream"])
+    v = {name: value.double() for name, value in inputs.items()}
+    # The mix of the banks and of a stream of zeros, whose logit is zero.
+    query = v["res_norm"] * v["res_proj"]
+    logits = torch.stack([(s @ query) / (s.square().mean(-1) + 1e-5).sqrt() for s in v["blocks"]] + [torch.zeros(4).double()])
+    h = sum(w[:, None] * s for w, s in zip(logits.softmax(0), v["blocks"], strict=False))
+    x = h / (h.square().mean(-1, keepdim=True) + 1e-5).sqrt() * v["out_norm"]
+    torch.testing.assert_close(wrong["attn_res_norm_x"], x, rtol=1e-11, atol=1e-11)
+    assert any(name.startswith("attn_res_norm: the mix is not normalised") for name in part.hypotheses)
+
+
+REFUSED = {
+    "front+nothing": ("no op of kimi_k3 is called 'nothing'", "known: "),
+    "front+": ("no op of kimi_k3 is called ''", "o_proj_residual+attn_res_norm"),
+    "in_projection+experts": ("connected nowhere", "in_projection reads from attn_res_norm, is read by kda_decode"),
+    "front+latent_up": ("connected nowhere", "latent_up reads from no op"),
+    "front+front": ("connected nowhere", "front reads from attn_res_norm"),
+    "front+routing": ("ids is exact", "routing apart"),
+    "attn_res_norm+front+routing": ("ids is exact", "routing apart"),
+    "mla_query+mla_core": ("page_table is", "apart"),
+    "mla_projection+mla_value": ("lies between", "add it"),
+    "+".join(["attn_res_norm", "in_projection"] * 5): ("2 to 8 ops", "known"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_parts_that_cannot_be_judged_are_refused_with_the_reason(name):
+    what, how = REFUSED[name]
+    with pytest.raises(UserError) as caught:
+        nano(name)
+    assert what in str(caught.value) and how in str(caught.value)
+
+
+def test_real_experts_are_too_many_to_be_routed_to():
+    with pytest.raises(UserError, match="routing chooses among 896 experts, experts is judged with 64"):
+        op_exam.REAL.op("routing+experts")
+    assert nano("routing+experts").produced == ("routed",), "nano has 32, all of which are judged"
+
+
+def test_a_part_has_an_exam_of_its_own():
+    part = op_exam.REAL.op(MIX)
+    assert part.op == MIX and at(part, 1).name == "tp8-b1"
+    files = contracts.contract_files("kimi_k3", MIX)
+    assert {"contracts/subgraph.py", "contracts/kimi_k3/part.py", "contracts/kimi_k3/graph.py"} <= set(files)
+    for name in MIX.split("+"):
+        assert set(contracts.contract_files("kimi_k3", name)) < set(files)
+    digests = {contracts.contract_digest("kimi_k3", name) for name in (MIX, NORM, *MIX.split("+"))}
+    assert len(digests) == 4
+    assert not any("subgraph" in file for file in contracts.contract_files("kimi_k3", "attn_res_norm"))
+
+
+def test_a_dense_layer_is_a_part():
+    """Layer 0 as far as the graph goes: what other ranks send is given, twice."""
+    part = nano("attn_res_norm+in_projection+kda_decode+o_proj_residual+attn_res_norm+dense_up+dense_down")
+    given = roles(part)
+    assert {name for name, role in given.items() if role == "input"} >= {"slots", "o_proj_residual_peers", "dense_down_peers"}
+    workload = at(part, 2)
+    inputs = part.make_inputs(workload, "typical", 1)
+    assert set(part.oracle(inputs, workload)) == set(part.plain(inputs, workload)) == set(part.produced)
