@@ -118,7 +118,8 @@ def inner(x):
         "record.peers", "pass the table",
         launch("copy[(1,)](ctx.peers([buffers.x, buffers.o])[1:], buffers.o, 5, BLOCK=32)")),
     "too many tables": (
-        "record.peers", "64 tables", launch("for n in range(65): ctx.peers([buffers.x[0, n % 64:]] * (1 + n // 64))", GO)),
+        "record.peers", "64 tables",
+        launch("for n in range(65):", "    ctx.peers([buffers.x[0, n % 64:]] * (1 + n // 64))", GO)),
     "peers while preparing": (
         "record.launch_outside", "ctx.peers",
         launch(GO, before="def prepare(ctx, static, a, c):\n    ctx.peers([static.w])\n")),
@@ -214,7 +215,11 @@ def test_arguments_of_cuda_kernels_are_refused_for_the_stated_reason(record, nam
 
 @pytest.mark.parametrize(
     ("options", "word"),
-    [("threads='many'", "'many'"), ("threads=32, max_registers=[1]", "[1]"), ("threads=32, cluster=object()", "object")],
+    [
+        ("threads='many'", "'many'"),
+        ("threads=32, max_registers=[1]", "[1]"),
+        ("threads=32, cluster=object()", "object"),
+    ],
 )
 def test_options_that_are_no_data_are_refused(record, options, word):
     code = launch(f"ctx.cuda('k.cu', 'k', {options})[1]()")
