@@ -57,10 +57,10 @@ def part(
     device: str = "cuda",
     rank: int = 0,
 ) -> StockRun:
-    """A connected part of the op graph, a layer or a step among them, bound to tensors: see `part.prepare`."""
+    """A connected part of the op graph, a layer or a step among them, bound to tensors: see `parts.prepare`."""
     from . import require
 
     torch.cuda.set_device(require.gpu(device))
-    from .part import prepare
+    from .parts import prepare
 
     return prepare(graph, names, contracts, tensors, workloads, rank=rank)
