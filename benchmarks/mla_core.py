@@ -1,4 +1,4 @@
-"""Tactics of the stock path's attention over latent rows, timed on one GPU: what `mla_core.TACTICS` was chosen from.
+"""Tactics of the stock path's attention over latent rows, timed on one GPU: what `mla_core.choose` was drawn from.
 
 python benchmarks/mla_core.py --tp 8 16 --rows 1 4 16 64 --tokens 1024 4096 32768
 
@@ -51,7 +51,7 @@ def point(of: Architecture, tp: int, rows: int, tokens: int, space: list[Tactic]
     for tactic in space:
         runs = [
             lambda cache=cache, t=tactic: attend(
-                absorbed, unrotated, cache, paging, sizes, out, processors, dict.fromkeys((16, 32), t)
+                absorbed, unrotated, cache, paging, sizes, out, processors, t
             )
             for cache in caches
         ]

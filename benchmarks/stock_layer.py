@@ -153,8 +153,8 @@ def time_part(part: stock_parts.Part, kind: str) -> dict:
                     fresh = stock_bench.drawn(spec, part.rows)
                     if spec.name == "lengths":
                         fresh.fill_(part.tokens)
-                    sources = node.reads.get(spec.name)
-                    tensors[f"{node.name}.{spec.name}"] = seen.setdefault(sources, fresh) if sources else fresh
+                    sources = (spec.name == "blocks", node.reads.get(spec.name))
+                    tensors[f"{node.name}.{spec.name}"] = seen.setdefault(sources, fresh) if sources[1] else fresh
         return tensors
 
     runs = [bound(part, drawn()) for _ in range(3)]

@@ -49,7 +49,7 @@ class Part:
 
     def given(self, node: Node, name: str) -> bool:
         """Whether the tensor comes from outside."""
-        return not node.reads.get(name) or not all(map(self.inner, node.reads[name]))
+        return name == "blocks" or not node.reads.get(name) or not all(map(self.inner, node.reads[name]))
 
     def draw(self, seed: int = 3) -> dict[str, Tensor]:
         """What the stock path is given, contiguous on the CPU. The bias alone chooses experts: no rounding changes it."""
@@ -61,8 +61,8 @@ class Part:
                 inputs["correction_bias"] = 2.0 * torch.randperm(self.architecture.moe.experts, generator=random)
             for name, value in inputs.items():
                 if self.given(node, name):
-                    sources = node.reads.get(name)
-                    tensors[f"{node.name}.{name}"] = seen.setdefault(sources, value) if sources else value
+                    sources = (name == "blocks", node.reads.get(name))
+                    tensors[f"{node.name}.{name}"] = seen.setdefault(sources, value) if sources[1] else value
         return tensors
 
     def expected(self, tensors: dict[str, Tensor], path: str = "oracle") -> dict[str, Tensor]:
@@ -73,16 +73,18 @@ class Part:
             inputs = {}
             for spec in self.specs(node):
                 inputs[spec.name] = tensors.get(f"{node.name}.{spec.name}")
+                if spec.name == "blocks":
+                    inputs[spec.name] = inputs[spec.name].clone()
                 for place, source in enumerate(node.reads.get(spec.name, ())):
                     if not self.inner(source):
                         continue
                     value = values[source.value]
                     if source.via is Via.COLUMNS:
                         value = value.chunk(self.tp, 1)[0]
-                    if inputs[spec.name] is None or len(node.reads[spec.name]) == 1:
-                        inputs[spec.name] = value
-                    else:
+                    if spec.name == "blocks":
                         inputs[spec.name][place] = value
+                    else:
+                        inputs[spec.name] = value
             result = getattr(contract, path)(inputs, workload)
             types = {spec.name: torch_dtype(spec.dtype) for spec in contract.tensors(workload)}
             values |= {value: result[name].to(types[name]) for name, value in node.writes.items()}

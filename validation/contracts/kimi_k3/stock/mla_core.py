@@ -29,8 +29,20 @@ class Tactic:
     """Blocks on a multiprocessor, which decides how often a request's rows are split"""
 
 
-TACTICS = {16: Tactic(32, 2, 4, 3), 32: Tactic(32, 2, 8, 2)}
-"""By the queries of a tile"""
+_LARGE = Tactic(32, 2, 8, 2)
+_SMALL = Tactic(32, 2, 4, 3)
+_BETWEEN = Tactic(64, 2, 4, 1)
+
+
+def choose(tile: int, tokens: float) -> Tactic:
+    """The tactic for tiles of `tile` queries and this many latent rows on each multiprocessor.
+
+    Few rows are over before a pipeline fills, and many want more blocks than tiles of 64 leave room for; in between
+    larger tiles gain a tenth: `benchmarks/mla_core.py` on an H200.
+    """
+    if tile > 16:
+        return _LARGE
+    return _BETWEEN if 100 <= tokens <= 750 else _SMALL
 
 
 @dataclass(frozen=True)
@@ -174,22 +186,20 @@ def attend(
     sizes: Sizes,
     out: Tensor,
     processors: int,
-    tactics: dict[int, Tactic] = TACTICS,
+    tactic: Tactic | None = None,
 ) -> None:
     """softmax(q . row) row over each request's latent rows, into `out` [rows, h, latent] bf16: two launches.
 
     absorbed [rows, h, latent] and unrotated [rows, h, shared] bf16, dense in their last axis; cache [pages, page size,
-    latent + shared] bf16. `processors`: multiprocessors of the card.
+    latent + shared] bf16. `processors`: multiprocessors of the card. `tactic` is chosen by size unless given.
     """
     rows, heads, latent = absorbed.shape
     requests, page_size, queries = len(paging.pages), cache.shape[1], paging.width * heads
     tile = min(_TILES[-1], max(_TILES[0], triton.next_power_of_2(queries)))
-    tactic, tiles = tactics[tile], triton.cdiv(queries, tile)
+    tiles, tokens = triton.cdiv(queries, tile), paging.pages.shape[1] * page_size
+    tactic = tactic or choose(tile, requests * tiles * tokens / processors)
     # Enough to fill the card, none smaller than a block of tokens.
-    splits = min(
-        tactic.resident * processors // (requests * tiles),
-        triton.cdiv(paging.pages.shape[1] * page_size, tactic.block),
-    )
+    splits = min(tactic.resident * processors // (requests * tiles), triton.cdiv(tokens, tactic.block))
     splits = max(1, splits)
     context = absorbed.new_empty(splits, rows, heads, latent, dtype=torch.float32)
     logsumexp = absorbed.new_empty(splits, rows, heads, dtype=torch.float32)
