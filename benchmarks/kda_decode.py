@@ -1,9 +1,9 @@
 """kda_decode on a GPU: every configuration of the design space and the stock path, checked, then timed in one run.
 
 Each is held against the float64 oracle first (the contract's own comparison, fresh inputs, padded rows among them),
-then timed as replays of a CUDA graph that runs it once on each of many copies of weights, inputs and state, together larger
-than twice the L2: every read is cold, as in a step of a served model. Medians of interleaved replays, in microseconds
-per launch of the op. Self-reported figures for tuning: they are no evidence, and enter no dispatch table.
+then timed as replays of a CUDA graph that runs it once on each of many copies of weights, inputs and state, together
+larger than twice the L2: every read is cold, as in a step of a served model. Medians of interleaved replays, in
+microseconds per launch of the op. Self-reported figures for tuning: they are no evidence, and enter no dispatch table.
 
     python benchmarks/kda_decode.py --out figures.json [--rows 1 4 16 64] [--tp 8 16]
 """

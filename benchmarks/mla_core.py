@@ -1,4 +1,4 @@
-"""Tactics of the stock path's attention over latent rows, timed on one GPU: what `mla_core.choose` was drawn from.
+"""Tactics of the stock path's attention over latent rows, timed on one GPU: what `mla_core.TACTICS` was drawn from.
 
 python benchmarks/mla_core.py --tp 8 16 --rows 1 4 16 64 --tokens 1024 4096 32768
 
@@ -35,7 +35,7 @@ PAGE = 64
 
 
 def point(of: Architecture, tp: int, rows: int, tokens: int, space: list[Tactic]) -> dict:
-    """TB/s under each tactic that compiles, best first."""
+    """TB/s under each tactic that compiles and agrees with the shipped one, best first."""
     sizes, heads = of.mla, of.mla.heads // tp
     width, pages = sizes.kv_lora_rank + sizes.qk_rope_head_dim, -(-tokens // PAGE)
     nbytes = rows * tokens * width * 2
@@ -47,7 +47,8 @@ def point(of: Architecture, tp: int, rows: int, tokens: int, space: list[Tactic]
     caches = [torch.randn(1 + rows * pages, PAGE, width, device="cuda").bfloat16() for _ in range(copies)]
     out = torch.empty_like(absorbed)
     processors = torch.cuda.get_device_properties().multi_processor_count
-    found, failed = {}, []
+    attend(absorbed, unrotated, caches[0], paging, sizes, out, processors)
+    expected, found, failed = out.clone(), {}, []
     for tactic in space:
         runs = [
             lambda cache=cache, t=tactic: attend(
@@ -57,6 +58,10 @@ def point(of: Architecture, tp: int, rows: int, tokens: int, space: list[Tactic]
         ]
         name = f"{tactic.block}/{tactic.stages}/{tactic.warps}/{tactic.resident}"
         try:
+            runs[0]()
+            if not torch.allclose(out.float(), expected.float(), rtol=2**-6, atol=1e-2):
+                failed.append(f"{name}: wrong by {(out.float() - expected.float()).abs().max().item():.2g}")
+                continue
             found[name] = round(nbytes / stock_bench.replay_us(runs) / 1e6, 3)
         except Exception as error:  # Too much shared memory, say: not a tactic for this card.
             failed.append(f"{name}: {type(error).__name__}")

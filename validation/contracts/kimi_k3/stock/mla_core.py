@@ -29,20 +29,9 @@ class Tactic:
     """Blocks on a multiprocessor, which decides how often a request's rows are split"""
 
 
-_LARGE = Tactic(32, 2, 8, 2)
-_SMALL = Tactic(32, 2, 4, 3)
-_BETWEEN = Tactic(64, 2, 4, 1)
-
-
-def choose(tile: int, tokens: float) -> Tactic:
-    """The tactic for tiles of `tile` queries and this many latent rows on each multiprocessor.
-
-    Few rows are over before a pipeline fills, and many want more blocks than tiles of 64 leave room for; in between
-    larger tiles gain a tenth: `benchmarks/mla_core.py` on an H200.
-    """
-    if tile > 16:
-        return _LARGE
-    return _BETWEEN if 100 <= tokens <= 750 else _SMALL
+TACTICS = {16: Tactic(32, 2, 4, 3), 32: Tactic(32, 2, 8, 2)}
+"""By the queries of a tile. Tiles of 64 rows, which Triton maps to wgmma, gain up to a tenth where a multiprocessor has
+some hundreds of rows, and do not sit the exam on an H200 with Triton 3.6 (TP16, pages drawn): they stay out"""
 
 
 @dataclass(frozen=True)
@@ -197,7 +186,7 @@ def attend(
     requests, page_size, queries = len(paging.pages), cache.shape[1], paging.width * heads
     tile = min(_TILES[-1], max(_TILES[0], triton.next_power_of_2(queries)))
     tiles, tokens = triton.cdiv(queries, tile), paging.pages.shape[1] * page_size
-    tactic = tactic or choose(tile, requests * tiles * tokens / processors)
+    tactic = tactic or TACTICS[tile]
     # Enough to fill the card, none smaller than a block of tokens.
     splits = min(tactic.resident * processors // (requests * tiles), triton.cdiv(tokens, tactic.block))
     splits = max(1, splits)
