@@ -1,53 +1,40 @@
-"""The stock path on one GPU: checked against the oracle, then timed, at the real shapes of one rank.
+"""The stock path of whole layers on one GPU at the real shapes of one rank: times, and launches counted from graphs.
 
-python benchmarks/stock_layer.py --tp 8 16 --rows 1 4 16 64        everything, as a table and with --out as JSON
+python benchmarks/stock_layer.py --tp 8 16 --rows 1 2 4 8 16 32 64 --tokens 1024 32768 --out figures.json
 
-Layers replay as one CUDA graph of several layers with weights of their own, which is several times the L2 cache, so
-that each layer finds its weights in memory; launches are counted from the graph of one layer. Medians of replays. One
-rank alone: communication is neither done nor timed. Experts and shared expert read what random routing chooses.
+Layers (KDA + MoE, MLA + MoE, the dense layer 0, the end of the step) replay as one CUDA graph of several with weights
+and state of their own, several times the L2 cache. Medians of replays. One rank alone: communication is neither done nor
+timed. Random routing. `part`: the same layer as a part of the op graph, which also sums what other ranks sent; `check`:
+its outputs against the ops' oracles, beside the plain path's error. `benchmarks/stock_ops.py` does the same op by op.
 """
 
 import argparse
 import json
-import statistics
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+import sys
+import traceback
+from collections.abc import Iterator
 from pathlib import Path
 
-import torch
-from torch import Tensor
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "support"))
+import k3_weights  # noqa: E402
+import stock_bench  # noqa: E402
+import stock_parts  # noqa: E402
+import torch  # noqa: E402
+from torch import Tensor  # noqa: E402
 
-from fasttrack_validation.contracts.kimi_k3 import stock
-from fasttrack_validation.contracts.kimi_k3.architecture import Architecture
-from fasttrack_validation.contracts.kimi_k3.layer_weights import (
-    KdaWeights,
-    LayerWeights,
-    MixWeights,
-    MlaWeights,
-    ModelWeights,
-    MoeWeights,
-    Mxfp4,
-)
-from fasttrack_validation.contracts.kimi_k3.step.attn_res import Stream as PlainStream
-from fasttrack_validation.contracts.kimi_k3.step.model import Model
-from fasttrack_validation.contracts.kimi_k3.step.moe import experts as plain_experts
-from fasttrack_validation.contracts.kimi_k3.step.precision import EXACT, PUBLISHED
-from fasttrack_validation.contracts.kimi_k3.step.router import choose, router_logits
-from fasttrack_validation.contracts.kimi_k3.step.state import Batch, State
-from fasttrack_validation.contracts.kimi_k3.stock.step import Tables
+from fasttrack_validation.contracts.kimi_k3 import graph as op_graph  # noqa: E402
+from fasttrack_validation.contracts.kimi_k3 import stock  # noqa: E402
+from fasttrack_validation.contracts.kimi_k3.architecture import Architecture  # noqa: E402
+from fasttrack_validation.contracts.kimi_k3.layer_weights import DenseWeights  # noqa: E402
+from fasttrack_validation.contracts.kimi_k3.step.precision import PUBLISHED  # noqa: E402
+from fasttrack_validation.contracts.kimi_k3.step.state import Batch, State  # noqa: E402
+from fasttrack_validation.contracts.kimi_k3.stock.step import Tables  # noqa: E402
 
-CONTEXT = 4096
-"""Cached tokens of each request"""
-LAYERS = 5
-"""Layers of one kind in a chain, each with its own weights"""
-NUMBER = 13
-"""The number whose AttnRes bookkeeping the layers of a chain have: two banked blocks and the stream"""
-REPLAYS = 15
-COLD = 1 << 28
-"""Bytes of weights that a timed piece rotates over"""
-CALLS = 12
-"""Calls of a piece in a graph, at least"""
-GPU = {"device": "cuda"}
+LAYERS = 4
+"""Layers of one kind in a chain"""
+NUMBERS = {"KDA": 13, "MLA": 15, "dense": 0}
+"""Whose bookkeeping a layer of each kind has: two banked blocks and the stream; none in front of layer 0"""
+PAGE = 64
 
 
 def rank_of(whole: Architecture, tp: int) -> Architecture:
@@ -55,6 +42,7 @@ def rank_of(whole: Architecture, tp: int) -> Architecture:
     return whole.model_copy(
         update={
             "vocab_size": whole.vocab_size // tp,
+            "dense_intermediate_size": whole.dense_intermediate_size // tp,
             "kda": whole.kda.model_copy(update={"heads": whole.kda.heads // tp}),
             "mla": whole.mla.model_copy(update={"heads": whole.mla.heads // tp}),
             "moe": whole.moe.model_copy(update={"expert_intermediate_size": whole.moe.expert_intermediate_size // tp}),
@@ -62,370 +50,176 @@ def rank_of(whole: Architecture, tp: int) -> Architecture:
     )
 
 
-def matrix(*shape: int) -> Tensor:
-    return (torch.randn(shape, **GPU) * shape[-1] ** -0.5).bfloat16()
-
-
-def around_one(*shape: int) -> Tensor:
-    return (0.5 + torch.rand(shape, **GPU)).bfloat16()
-
-
-def mxfp4(*shape: int) -> Mxfp4:
-    *rows, k = shape
-    # An element has a root mean square near 3; scales spread over three octaves.
-    exponent = 127 - round(torch.tensor(3 * k**0.5).log2().item())
-    return Mxfp4(
-        torch.randint(0, 256, (*rows, k // 2), dtype=torch.uint8, **GPU),
-        (exponent + torch.randint(-1, 2, (*rows, k // 32), **GPU)).to(torch.uint8),
-    )
-
-
-def draw_mix(of: Architecture) -> MixWeights:
-    return MixWeights(around_one(of.hidden_size), matrix(of.hidden_size), around_one(of.hidden_size))
-
-
-def draw_kda(of: Architecture) -> KdaWeights:
-    shard, d = of.kda_shard(1), of.hidden_size
-    in_proj = matrix(shard.projection_rows, d)
-    in_proj[shard.columns["pad"]] = 0
-    return KdaWeights(
-        in_proj=in_proj,
-        f_b=matrix(shard.channels, shard.gate_rank),
-        conv_weight=0.5 * torch.randn(3 * shard.channels, shard.conv_width, **GPU),
-        a_log=(1 + 15 * torch.rand(shard.heads, **GPU)).log(),
-        dt_bias=torch.rand(shard.channels, **GPU) * 1.25 - 0.75,
-        o_norm=around_one(shard.head_dim),
-        o_proj=matrix(d, shard.channels),
-    )
-
-
-def draw_mla(of: Architecture) -> MlaWeights:
-    mla, d = of.mla, of.hidden_size
-    p = mla.heads * mla.v_head_dim
-    return MlaWeights(
-        qkv_a_g=matrix(mla.q_lora_rank + mla.kv_lora_rank + mla.qk_rope_head_dim + p, d),
-        q_a_norm=around_one(mla.q_lora_rank),
-        kv_a_norm=around_one(mla.kv_lora_rank),
-        q_b=matrix(mla.heads * (mla.qk_nope_head_dim + mla.qk_rope_head_dim), mla.q_lora_rank),
-        kv_b=matrix(mla.heads * (mla.qk_nope_head_dim + mla.v_head_dim), mla.kv_lora_rank),
-        o_proj=matrix(d, p),
-    )
-
-
-def draw_moe(of: Architecture) -> MoeWeights:
-    moe, d = of.moe, of.hidden_size
-    shared = moe.shared_experts * moe.expert_intermediate_size
-    return MoeWeights(
-        router=matrix(moe.experts, d),
-        correction_bias=0.1 * torch.randn(moe.experts, **GPU),
-        latent_down=matrix(moe.latent_size, d),
-        latent_norm=around_one(moe.latent_size),
-        latent_up=matrix(d, moe.latent_size),
-        w13=mxfp4(moe.experts, 2 * moe.expert_intermediate_size, moe.latent_size),
-        w2=mxfp4(moe.experts, moe.latent_size, moe.expert_intermediate_size),
-        shared_gate_up=matrix(2 * shared, d),
-        shared_down=matrix(d, shared),
-    )
-
-
-def error(out: Tensor, reference: Tensor) -> float:
-    return ((out.double() - reference.double()).norm() / reference.double().norm()).item()
-
-
-def replay_us(run: Callable[[], object], calls: int = 1) -> float:
-    """Median time of one of the `calls` in a captured `run`, microseconds."""
-    from fasttrack_validation.contracts.kimi_k3.stock.graph import capture
-
-    return timed_us(capture(run).replay, calls)
-
-
-def timed_us(replay: Callable[[], None], calls: int = 1) -> float:
-    times = []
-    for _ in range(REPLAYS + 2):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        replay()
-        end.record()
-        end.synchronize()
-        times.append(1e3 * start.elapsed_time(end) / calls)
-    return statistics.median(times[2:])
-
-
-def read_ceiling() -> float:
-    """TB/s of a reduction over 2 GB."""
-    big = torch.empty(1 << 30, dtype=torch.bfloat16, **GPU).normal_()
-    return big.nbytes / timed_us(lambda: big.view(torch.int64).amax()) / 1e6
-
-
-def filled_state(of: Architecture, requests: int, width: int) -> State:
-    """Caches of two layers only: NUMBER holds a KDA layer, NUMBER + 1 an MLA layer."""
-    empty = of.model_copy(update={"layers": 0})
-    state = State.allocate(empty, 1, PUBLISHED, requests, CONTEXT + width, verify_width=width, page_size=64, **GPU)
-    for layer in (NUMBER, NUMBER + 1):
-        fresh = State.allocate(
-            of.model_copy(update={"layers": 1, "mla_layers": (0,) if layer > NUMBER else (), "kda_layers": (0,)}),
-            1, PUBLISHED, requests, CONTEXT + width, verify_width=width, page_size=64, **GPU,
-        ).ranks[0][0]  # fmt: skip
-        for tensor in vars(fresh).values():
-            tensor.normal_(0, 0.1 if tensor.ndim == 4 else 1)
-        state.ranks[0][layer] = fresh
-    state.lengths = [CONTEXT - 37 * request % 1000 for request in range(requests)]
+def state_of(of: Architecture, kind: str, requests: int, width: int, tokens: int) -> State:
+    """The filled cache of one layer."""
+    kinds = {"layers": 1, "mla_layers": (0,) if kind == "MLA" else (), "kda_layers": (0,)}
+    cached = tokens if kind == "MLA" else PAGE
+    state = State.allocate(
+        of.model_copy(update=kinds), 1, PUBLISHED, requests, cached + width, verify_width=width, page_size=PAGE,
+        device="cuda",
+    )  # fmt: skip
+    for tensor in vars(state.ranks[0][0]).values():
+        tensor.normal_(0, 0.1 if tensor.ndim == 4 else 1)
+    state.lengths = [cached] * requests
     return state
 
 
-def batch_of(requests: int, width: int) -> Batch:
-    return Batch(torch.zeros(requests * width, dtype=torch.long, **GPU), tuple(range(requests)), (width,) * requests)
+class Rank:
+    """One rank's layers, drawn once on the GPU and prepared."""
 
+    def __init__(self, whole: Architecture, tp: int) -> None:
+        self.of, self.tp = rank_of(whole, tp), tp
+        self.path = stock.path(self.of, 1)
+        self.rng = torch.Generator("cuda").manual_seed(0)
+        with torch.device("cuda"):
+            self.moes = [self._packed() for _ in range(LAYERS)]
 
-def clone(state: State) -> State:
-    caches = {
-        layer: type(cache)(**{name: tensor.clone() for name, tensor in vars(cache).items()})
-        for layer, cache in state.ranks[0].items()
-    }
-    return State([caches], state.slots.clone(), state.pages.clone(), list(state.lengths))
+    def _packed(self):
+        return self.path.moe(self.of.moe.expert_intermediate_size).pack(k3_weights.draw_moe(self.of, self.rng))
 
+    def layer(self, kind: str, place: int):
+        """A layer with attention weights of its own."""
+        from fasttrack_validation.contracts.kimi_k3.stock.layer import PreparedLayer
 
-def check_layer(of: Architecture, path, kind: str, moe: MoeWeights, requests: int, width: int) -> Iterator[dict]:
-    """One layer against the oracle and, as a yardstick, the plain path's distance from it."""
-    number = NUMBER + (kind == "MLA")
-    attention = draw_mla(of) if kind == "MLA" else draw_kda(of)
-    # The bias alone decides which experts are chosen: roundings before the router would change the last of them. The
-    # choice itself is checked by `check_experts`.
-    moe = replace(moe, correction_bias=2.0 * torch.randperm(of.moe.experts, **GPU))
-    weights = LayerWeights(draw_mix(of), attention, draw_mix(of), moe)
-    state, batch = filled_state(of, requests, width), batch_of(requests, width)
-    rows = len(batch.tokens)
-    prefix, bank = (torch.randn(*shape, rows, of.hidden_size, **GPU).bfloat16() for shape in ((), (2,)))
+        of, rng = self.of, self.rng
+        with torch.device("cuda"):
+            mixes = [k3_weights.draw_mix(rng, of.hidden_size) for _ in range(2)]
+            attention = (k3_weights.draw_mla if kind == "MLA" else k3_weights.draw_kda)(of, rng)
+            mlp = self.moes[place]
+            if kind == "dense":
+                shapes = ((2 * of.dense_intermediate_size, of.hidden_size), (of.hidden_size, of.dense_intermediate_size))
+                mlp = DenseWeights(*((torch.randn(shape) * shape[1] ** -0.5).bfloat16() for shape in shapes))
+        return PreparedLayer(NUMBERS[kind], mixes[0], attention, mixes[1], mlp)
 
-    found = {}
-    for precision in (EXACT, PUBLISHED):
-        model = Model(of, [ModelWeights(prefix, {}, weights.mlp_mix, prefix)], precision)
-        stream = PlainStream(precision.wide(prefix), of.attn_res_block_size, precision)
-        stream.blocks = [precision.wide(block) for block in bank]
-        after = clone(state)
-        with torch.no_grad():
-            model.layer(number, stream, [weights], model.decoding(batch, after))
-        found[precision] = (stream.prefix, after.ranks[0][number])
+    def chain(self, kind: str, requests: int, width: int, tokens: int) -> dict:
+        """Time of a layer in a chain, launches of one alone."""
+        from fasttrack_validation.contracts.kimi_k3.stock.attn_res import Stream
 
-    from fasttrack_validation.contracts.kimi_k3.stock.attn_res import Stream
+        of, number, rows = self.of, NUMBERS[kind], requests * width
+        layers = [self.layer(kind, place) for place in range(LAYERS)]
+        states = [state_of(of, kind, requests, width, tokens) for _ in layers]
+        batch = Batch(torch.zeros(rows, dtype=torch.long), tuple(range(requests)), (width,) * requests)
+        tables = Tables.of(batch, states[0], "cuda")
+        prefix, delta = (torch.randn(rows, of.hidden_size, device="cuda").bfloat16() for _ in range(2))
+        bank = torch.randn(2, rows, of.hidden_size, device="cuda").bfloat16()
 
-    after = clone(state)
-    prepared = path.prepare(number, weights)
-    stream = Stream(prefix.clone(), bank.clone(), of.attn_res_block_size)
-    path.layer(prepared, stream, after.ranks[0][number], Tables.of(batch, after, "cuda"))
-    stream.mlp_input(number, weights.mlp_mix, of.eps.backbone)  # Takes up what the MLP left.
-    found["stock"] = (stream.prefix, after.ranks[0][number])
+        def run(count: int) -> None:
+            stream = Stream(prefix, bank, of.attn_res_block_size)
+            stream.after_mlp(delta)
+            for layer, state in zip(layers[:count], states, strict=False):
+                self.path.layer(layer, stream, state.ranks[0][0], tables)
 
-    name = f"{kind} + MoE, {requests} x {width} tokens"
-    exact, exact_cache = found[EXACT]
-    for who, key in (("plain", PUBLISHED), ("stock", "stock")):
-        out, cache = found[key]
-        per_row = [error(out[row].double() - prefix[row], exact[row] - prefix[row]) for row in range(rows)]
-        yield {"check": f"{name}: {who} output, worst row", "error": max(per_row)}
-        for cache_name, tensor in vars(cache).items():
-            exact_tensor = vars(exact_cache)[cache_name]
-            yield {"check": f"{name}: {who} {cache_name}", "error": error(tensor[1:], exact_tensor[1:])}
+        kernels = stock_bench.launches(lambda: run(1))
+        us = stock_bench.replay_us([lambda: run(LAYERS)]) / LAYERS
+        return {
+            "layer": kind, "tp": self.tp, "rows": rows, "requests": requests, "number": number,
+            "tokens": tokens if kind == "MLA" else None, "us": us, "launches": len(kernels), "kernels": kernels,
+        }  # fmt: skip
 
+    def end(self, rows: int) -> dict:
+        """Final mix with norm, and this rank's logits."""
+        from fasttrack_validation.contracts.kimi_k3.stock.attn_res import Stream
 
-def check_experts(of: Architecture, path, moe: MoeWeights, packed, rows: int) -> Iterator[dict]:
-    """Choice and routed experts alone, from the same logits."""
-    run = path.moe(of.moe.expert_intermediate_size)
-    y = torch.randn(rows, of.hidden_size, **GPU).bfloat16()
-    logits = run.logits(y, moe)
-    yield {
-        "check": f"router logits, {rows} rows",
-        "error": error(logits, router_logits(y.double(), moe.router, EXACT)),
-    }
-    logits[:, 1::2] = logits[:, ::2]  # Ties everywhere, up to the bias.
-    bias = moe.correction_bias.clone()
-    bias[1::2] = bias[::2]
-    routes = run.experts.route(logits, bias)
-    ids, weights = choose(logits, bias, of.moe, PUBLISHED)
-    yield {
-        "check": f"top-k with ties, {rows} rows: share of differing ids",
-        "error": (ids != routes.ids).double().mean().item(),
-    }
-    yield {"check": f"routing weights, {rows} rows", "error": error(routes.weights.sort(1)[0], weights.sort(1)[0])}
-    pairs = routes.unit_pairs[routes.unit_pairs >= 0]
-    assert torch.equal(pairs.sort()[0], torch.arange(rows * of.moe.top_k, **GPU, dtype=torch.int32))
-    z = run.latent(y, moe)
-    out = run.experts(z, routes, packed.w13, packed.w2)
-    latent = (y.float() @ moe.latent_down.float().T).bfloat16()
-    yield {
-        "check": f"scaled latents, {rows} rows",
-        "error": error(z.double() * 2.0**-96, y.double() @ moe.latent_down.double().T),
-    }
-    exact = plain_experts(latent.double(), routes.ids.long(), routes.weights.double(), moe, of.situ, EXACT)
-    plain = plain_experts(latent.float(), routes.ids.long(), routes.weights, moe, of.situ, PUBLISHED)
-    yield {"check": f"experts, {rows} rows: plain", "error": error(plain, exact)}
-    yield {"check": f"experts, {rows} rows: stock", "error": error(out, exact)}
-
-
-def time_experts(of: Architecture, path, packed, rows: int) -> Iterator[dict]:
-    """Each launch of the routed experts: several choices of experts a replay, none of them in the cache."""
-    run = path.moe(of.moe.expert_intermediate_size).experts
-    calls = max(3, min(12, 96 // rows))
-    routes = [
-        run.route(torch.randn(rows, of.moe.experts, **GPU), torch.zeros(of.moe.experts, **GPU)) for _ in range(calls)
-    ]
-    z = torch.randn(rows, of.moe.latent_size, **GPU).bfloat16() * 2.0**96
-    activated = [run.first(z, route, packed.w13) for route in routes]
-    outputs = [run.second(a, route, packed.w2) for a, route in zip(activated, routes, strict=True)]
-    experts = statistics.mean(route.ids.unique().numel() for route in routes)
-    elements = of.moe.latent_size * of.moe.expert_intermediate_size * experts
-    for name, call, weights in (
-        ("first", lambda i: run.first(z, routes[i], packed.w13), 2),
-        ("second", lambda i: run.second(activated[i], routes[i], packed.w2), 1),
-        ("combine", lambda i: run.combine(outputs[i], routes[i]), 0),
-        ("all three", lambda i: run(z, routes[i], packed.w13, packed.w2), 3),
-    ):
-        us = replay_us(lambda call=call: [call(i) for i in range(calls)], calls)
-        nbytes = weights * elements * (1 / 2 + 1 / 32)
-        yield {"piece": f"experts {name}", "rows": rows, "experts": experts, "us": us, "MB": nbytes / 1e6}
-
-
-def time_layers(of: Architecture, path, kind: str, moes, requests: int, width: int) -> Iterator[dict]:
-    """A chain of LAYERS layers of one kind, and each piece of one, as graphs."""
-    from fasttrack_validation.contracts.kimi_k3.stock.attn_res import Stream
-    from fasttrack_validation.contracts.kimi_k3.stock.graph import capture
-    from fasttrack_validation.contracts.kimi_k3.stock.layer import PreparedLayer
-
-    number = NUMBER + (kind == "MLA")
-    draw = draw_mla if kind == "MLA" else draw_kda
-    layers = [PreparedLayer(number, draw_mix(of), draw(of), draw_mix(of), moe) for moe in moes]
-    states = [filled_state(of, requests, width) for _ in layers]
-    tables = Tables.of(batch_of(requests, width), states[0], "cuda")
-    rows = requests * width
-    prefix, bank, delta = (torch.randn(*n, rows, of.hidden_size, **GPU).bfloat16() for n in ((), (2,), ()))
-
-    def chain(count: int):
+        of = self.of
+        with torch.device("cuda"):
+            mix = k3_weights.draw_mix(self.rng, of.hidden_size)
+            heads = [torch.randn(of.vocab_size, of.hidden_size).bfloat16() for _ in range(3)]
+            prefix, bank = (torch.randn(*n, rows, of.hidden_size).bfloat16() for n in ((), (8,)))
         stream = Stream(prefix, bank, of.attn_res_block_size)
-        stream.after_mlp(delta)
-        for layer, state in zip(layers[:count], states, strict=False):
-            path.layer(layer, stream, state.ranks[0][number], tables)
+        runs = [lambda head=head: self.path.head(stream, mix, head) for head in heads]
+        return {"layer": "end", "tp": self.tp, "rows": rows, "us": stock_bench.replay_us(runs),
+                "launches": len(stock_bench.launches(runs[0]))}  # fmt: skip
 
-    one, several = capture(lambda: chain(1)), capture(lambda: chain(LAYERS))
-    yield {
-        "piece": f"{kind} + MoE layer", "rows": rows, "requests": requests,
-        "us": timed_us(several.replay, LAYERS), "launches": len(one.kernels),
-        "kernels": one.kernels, "other nodes": one.others,
-        "launches in chain": len(several.kernels),
+
+def part_of(whole: Architecture, kind: str, tp: int, rows: int, tokens: int) -> stock_parts.Part:
+    """A layer as a part of the op graph."""
+    graph = op_graph.step(whole)
+    return stock_parts.Part(graph, graph.layer(NUMBERS[kind]), whole, tp, rows, tokens)
+
+
+def bound(part: stock_parts.Part, tensors: dict[str, Tensor]):
+    """The part's stock path on `tensors`."""
+    return stock.part(part.graph, part.names, part.contracts, tensors, part.workloads)
+
+
+def time_part(part: stock_parts.Part, kind: str) -> dict:
+    """Time and launches of a part, on three copies of all that it reads."""
+
+    def drawn() -> dict[str, Tensor]:
+        tensors, seen = {}, {}
+        for node in part.nodes:
+            for spec in part.specs(node):
+                if part.given(node, spec.name):
+                    fresh = stock_bench.drawn(spec, part.rows)
+                    if spec.name == "lengths":
+                        fresh.fill_(part.tokens)
+                    sources = (spec.name == "blocks", node.reads.get(spec.name))
+                    tensors[f"{node.name}.{spec.name}"] = seen.setdefault(sources, fresh) if sources[1] else fresh
+        return tensors
+
+    runs = [bound(part, drawn()) for _ in range(3)]
+    return {
+        "part": kind, "tp": part.tp, "rows": part.rows, "tokens": part.tokens,
+        "us": stock_bench.replay_us([run.run for run in runs]), "launches": len(stock_bench.launches(runs[0].run)),
     }  # fmt: skip
-    x = [torch.randn_like(prefix) for _ in layers]
-    attend = range(LAYERS)
-    yield {
-        "piece": f"{kind} attention", "rows": rows, "requests": requests,
-        "us": replay_us(
-            lambda: [path.attention(x[i], layers[i].attention, states[i].ranks[0][number], tables) for i in attend],
-            LAYERS,
-        ),
-    }  # fmt: skip
-    if kind == "KDA":
-        us = replay_us(lambda: [path.mlp(x[i], layers[i].mlp) for i in attend], LAYERS)
-        yield {"piece": "MoE", "rows": rows, "us": us}
-    if width == 1:
-        pieces = time_pieces if kind == "KDA" else time_mla
-        yield from pieces(of, path, layers[0], states[0], tables, x[0], number)
 
 
-def piece_us(call: Callable[..., object], *weights: Tensor) -> float:
-    """Time of one call, in a graph of many, each with a copy of `weights` of its own."""
-    nbytes = sum(tensor.nbytes for tensor in weights)
-    calls = max(CALLS, -(-COLD // nbytes)) if weights else CALLS
-    copies = [[tensor.clone() for tensor in weights] for _ in range(calls)]
-    return replay_us(lambda: [call(*each) for each in copies], calls)
+def check_part(part: stock_parts.Part, kind: str) -> dict:
+    """Relative errors of each output against the oracle: of the stock path and, as a yardstick, of the plain one."""
+    tensors = part.draw()
+    outputs = bound(part, stock_parts.laid_out(part, tensors, "cuda"))
+    outputs.run()
+    got = {name: value.cpu() for name, value in outputs.outputs.items()}
+    exact, plain = part.expected(tensors), part.expected(tensors, "plain")
+    errors = {name: (stock_parts.error(got[name], exact[name]), stock_parts.error(plain[name], exact[name]))
+              for name in exact}  # fmt: skip
+    return {"check": kind, "tp": part.tp, "rows": part.rows, "stock, plain": errors}
 
 
-def time_pieces(of: Architecture, path, layer, state: State, tables: Tables, x: Tensor, number: int) -> Iterator[dict]:
-    """The launches of a KDA layer one by one. The recurrent state may be in the cache, weights are not."""
-    from fasttrack_validation.contracts.kimi_k3.stock import pointwise
-    from fasttrack_validation.contracts.kimi_k3.stock.attn_res import Stream
-
-    attention, mlp, cache = layer.attention, layer.mlp, state.ranks[0][number]
-    moe = path.moe(of.moe.expert_intermediate_size)
-    projected = x @ attention.in_proj.T
-    core = path.kda.core(projected, attention, cache, tables)
-    logits = moe.logits(x, mlp)
-    latent = torch.randn(len(x), of.moe.latent_size, **GPU).bfloat16()
-    bank = torch.randn(8, *x.shape, **GPU).bfloat16()
-
-    def mix(blocks: int) -> None:
-        Stream(x, bank[:blocks], of.attn_res_block_size).head_input(layer.mlp_mix, of.eps.backbone)
-
-    for name, call, weights in (
-        ("AttnRes of 3 sources", lambda: mix(2), ()),
-        ("AttnRes of 9 sources", lambda: mix(8), ()),
-        ("KDA in-projection", lambda w: x @ w.T, (attention.in_proj,)),
-        ("KDA core (4)", lambda: path.kda.core(projected, attention, cache, tables), ()),
-        ("o_proj", lambda w: core @ w.T, (attention.o_proj,)),
-        ("router", lambda w: torch.mm(x, w.T, out_dtype=torch.float32), (mlp.router,)),
-        ("top-16 and grouping", lambda: moe.experts.route(logits, mlp.correction_bias), ()),
-        ("latent down", lambda w: x @ w.T, (mlp.latent_down,)),
-        (
-            "shared expert",
-            lambda up, down: pointwise.situ(x @ up.T, of.situ) @ down.T,
-            (mlp.shared_gate_up, mlp.shared_down),
-        ),
-        ("latent norm", lambda: pointwise.rms_norm(latent, mlp.latent_norm, of.eps.backbone), ()),
-        ("latent up with sum", lambda w: torch.addmm(x, latent, w.T), (mlp.latent_up,)),
-    ):
-        yield {"piece": name, "rows": len(x), "us": piece_us(call, *weights)}
-
-
-def time_mla(of: Architecture, path, layer, state: State, tables: Tables, x: Tensor, number: int) -> Iterator[dict]:
-    """The launches of an MLA layer that a KDA layer does not have."""
-    attention, cache = layer.attention, state.ranks[0][number]
-    heads = of.mla.heads
-    queries = torch.randn(len(x), heads, of.mla.qk_nope_head_dim + of.mla.qk_rope_head_dim, **GPU).bfloat16()
-    absorbed = torch.randn(heads, len(x), of.mla.kv_lora_rank, **GPU).bfloat16()
-    low = torch.randn(len(x), of.mla.q_lora_rank, **GPU).bfloat16()
-    for name, call, weights in (
-        ("MLA in-projection", lambda w: x @ w.T, (attention.qkv_a_g,)),
-        ("MLA q_b", lambda w: low @ w.T, (attention.q_b,)),
-        ("MLA core (2)", lambda: path.mla.attend(absorbed, queries, cache, tables), ()),
-    ):
-        yield {"piece": name, "rows": len(x), "us": piece_us(call, *weights)}
+def measure(chosen: argparse.Namespace) -> Iterator[dict]:
+    whole = Architecture.from_config()
+    yield {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "read TB/s": stock_bench.read_ceiling()}
+    for tp in chosen.tp:
+        rank = Rank(whole, tp)
+        for rows in chosen.rows:
+            yield rank.chain("KDA", rows, 1, 0)
+            for tokens in chosen.tokens:
+                yield rank.chain("MLA", rows, 1, tokens)
+            yield rank.chain("dense", rows, 1, 0)
+            yield rank.end(rows)
+        for kind in ("KDA", "MLA"):
+            yield rank.chain(kind, 1, 8, chosen.tokens[0])
+        del rank
+        torch.cuda.empty_cache()
+        for kind in NUMBERS:
+            for rows in chosen.part_rows:
+                yield time_part(part_of(whole, kind, tp, rows, chosen.tokens[0]), kind)
+                torch.cuda.empty_cache()
+    for kind in chosen.check:
+        yield check_part(part_of(whole, kind, chosen.tp[0], 4, 100), kind)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tp", type=int, nargs="+", default=[8, 16])
-    parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 8, 16, 64])
+    parser.add_argument("--rows", type=int, nargs="*", default=[1, 2, 4, 8, 16, 32, 64])
+    parser.add_argument("--tokens", type=int, nargs="+", default=[1024, 32768], help="cached tokens of a request")
+    parser.add_argument("--part-rows", type=int, nargs="*", default=[1, 16])
+    parser.add_argument("--check", nargs="*", default=list(NUMBERS), choices=list(NUMBERS))
     parser.add_argument("--out", type=Path, help="writes all results as JSON")
-    arguments = parser.parse_args()
-    torch.manual_seed(0)
+    chosen = parser.parse_args()
     results: list[dict] = []
     try:
-        for result in measure(arguments):
+        for result in measure(chosen):
             results.append(result)
-            print(json.dumps({k: round(v, 6) if isinstance(v, float) else v for k, v in result.items()}), flush=True)
+            shown = {k: round(v, 3) if isinstance(v, float) else v for k, v in result.items() if k != "kernels"}
+            print(json.dumps(shown), flush=True)
+    except Exception:
+        results.append({"raised": traceback.format_exc()})
+        raise
     finally:
-        if arguments.out:
-            arguments.out.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
-
-
-def measure(arguments: argparse.Namespace) -> Iterator[dict]:
-    whole = Architecture.from_config()
-    yield {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "read TB/s": read_ceiling()}
-    for tp in arguments.tp:
-        of = rank_of(whole, tp)
-        path = stock.path(of, 1)
-        moes = [draw_moe(of) for _ in range(LAYERS)]
-        packed = [path.moe(of.moe.expert_intermediate_size).pack(moe) for moe in moes]
-        for rows in (1, 8, 37):
-            yield from ({"tp": tp} | result for result in check_experts(of, path, moes[0], packed[0], rows))
-        for kind in ("KDA", "MLA"):
-            for requests, width in ((1, 1), (5, 1), (2, 4)):
-                yield from ({"tp": tp} | r for r in check_layer(of, path, kind, moes[1], requests, width))
-        for rows in (1, 8, 16, 64):
-            yield from ({"tp": tp} | result for result in time_experts(of, path, packed[0], rows))
-        for rows in arguments.rows:
-            for kind in ("KDA", "MLA"):
-                yield from ({"tp": tp} | result for result in time_layers(of, path, kind, packed, rows, 1))
-        for kind in ("KDA", "MLA"):
-            yield from ({"tp": tp} | result for result in time_layers(of, path, kind, packed, 1, 8))
-        del moes, packed, path
-        torch.cuda.empty_cache()
+        if chosen.out:
+            chosen.out.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

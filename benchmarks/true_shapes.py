@@ -10,6 +10,7 @@ failed or a mistake passed.
 """
 
 import argparse
+import random
 import resource
 import sys
 import time
@@ -21,16 +22,27 @@ import op_exam  # noqa: E402
 import torch  # noqa: E402
 
 from fasttrack_validation.contracts.base import OpContract, Workload  # noqa: E402
+from fasttrack_validation.contracts.kimi_k3.op import ALIGNED, Layout  # noqa: E402
 from fasttrack_validation.numerics.calibrate import Decision  # noqa: E402
 
 
+class Spread(Layout):
+    """As declared, with gaps between all rows and pages: what is addressed without its stride then shows."""
+
+    def gap(self) -> int:
+        """16 bytes to a kilobyte of bf16."""
+        return ALIGNED * self.rng.randrange(1, 65)
+
+    def choice(self, declared: int, *others: int) -> int:
+        """As declared."""
+        return declared
+
+
 def workload_of(op: OpContract, tp: int, rows: int, seed: int) -> Workload:
-    """A workload of `rows` rows in a layout of its own, gaps between rows included."""
-    declared = next(w for w in op.workloads() if w.axes["tp"] == tp and w.axes["rows"] >= rows)
+    """A workload of `rows` rows, or a few more, with gaps between rows."""
     if op.op != "kda_decode":
-        return op_exam.drawn(op, tp, rows, seed)
-    varied = op.vary(declared, seed)
-    return varied if varied.axes["rows"] > 1 else declared
+        return op.at(tp, rows, Spread(random.Random(seed)), "spread")
+    return op.vary(next(w for w in op.workloads() if w.axes["tp"] == tp and w.axes["rows"] >= 2 * rows), seed)
 
 
 def judged(op, workload, inputs, expected, plain, got) -> tuple[bool, float]:

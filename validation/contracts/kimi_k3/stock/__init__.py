@@ -11,6 +11,7 @@ from ...base import OpContract, Workload
 from ...stock import StockPath, StockRun
 from ..architecture import Architecture
 from ..graph import OpGraph
+from . import require
 
 if TYPE_CHECKING:
     from .layer import Stock
@@ -28,8 +29,6 @@ def path(
     `reduce` sums a partial [rows, .] bf16 over ranks on the current stream. The default hands it back: what one rank
     alone can run; a group's communication is then neither done nor timed. Raises UserError naming what is missing.
     """
-    from . import require
-
     gpu = require.gpu(device)
     from .layer import Stock
 
@@ -38,8 +37,6 @@ def path(
 
 def op(contract: OpContract, device: str = "cuda") -> StockPath:
     """The stock path of one op. Raises UserError naming what is missing."""
-    from . import require
-
     gpu = require.gpu(device)
     from . import ops
 
@@ -57,10 +54,8 @@ def part(
     device: str = "cuda",
     rank: int = 0,
 ) -> StockRun:
-    """A connected part of the op graph, a layer or a step among them, bound to tensors: see `part.prepare`."""
-    from . import require
-
+    """A connected part of the op graph, a layer or a step among them, bound to tensors: see `parts.prepare`."""
     torch.cuda.set_device(require.gpu(device))
-    from .part import prepare
+    from .parts import prepare
 
     return prepare(graph, names, contracts, tensors, workloads, rank=rank)

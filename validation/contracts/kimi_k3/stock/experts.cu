@@ -338,6 +338,7 @@ route(const float* logits, int logits_stride, const float* bias, int rows, int m
     }
     __syncthreads();
   }
+  if (ROUTE_WARPS == 1) __syncwarp();  // Where nothing was merged, nothing has ordered `scores` yet.
   if (warp == 0) {
     const int chosen = ~(u32)key;
     const float score = lane < TOP_K ? scores[chosen] : 0.f;

@@ -30,7 +30,8 @@ class Tactic:
 
 
 TACTICS = {16: Tactic(32, 2, 4, 3), 32: Tactic(32, 2, 8, 2)}
-"""By the queries of a tile"""
+"""By the queries of a tile. Tiles of 64 rows, which Triton maps to wgmma, gain up to a tenth where a multiprocessor has
+some hundreds of rows, and do not sit the exam on an H200 with Triton 3.6 (TP16, pages drawn): they stay out"""
 
 
 @dataclass(frozen=True)
@@ -174,22 +175,20 @@ def attend(
     sizes: Sizes,
     out: Tensor,
     processors: int,
-    tactics: dict[int, Tactic] = TACTICS,
+    tactic: Tactic | None = None,
 ) -> None:
     """softmax(q . row) row over each request's latent rows, into `out` [rows, h, latent] bf16: two launches.
 
     absorbed [rows, h, latent] and unrotated [rows, h, shared] bf16, dense in their last axis; cache [pages, page size,
-    latent + shared] bf16. `processors`: multiprocessors of the card.
+    latent + shared] bf16. `processors`: multiprocessors of the card. `tactic` is chosen by size unless given.
     """
     rows, heads, latent = absorbed.shape
     requests, page_size, queries = len(paging.pages), cache.shape[1], paging.width * heads
     tile = min(_TILES[-1], max(_TILES[0], triton.next_power_of_2(queries)))
-    tactic, tiles = tactics[tile], triton.cdiv(queries, tile)
+    tiles, tokens = triton.cdiv(queries, tile), paging.pages.shape[1] * page_size
+    tactic = tactic or TACTICS[tile]
     # Enough to fill the card, none smaller than a block of tokens.
-    splits = min(
-        tactic.resident * processors // (requests * tiles),
-        triton.cdiv(paging.pages.shape[1] * page_size, tactic.block),
-    )
+    splits = min(tactic.resident * processors // (requests * tiles), triton.cdiv(tokens, tactic.block))
     splits = max(1, splits)
     context = absorbed.new_empty(splits, rows, heads, latent, dtype=torch.float32)
     logsumexp = absorbed.new_empty(splits, rows, heads, dtype=torch.float32)

@@ -92,14 +92,15 @@ class _Walk:
 
     def _tensor(self, node: Node, name: str) -> Tensor:
         sources = node.reads.get(name, ())
-        if len(sources) == 1 and sources[0].value in self.values and sources[0].via in (Via.HERE, Via.COLUMNS):
+        stacked = name == "blocks"
+        if not stacked and sources and sources[0].value in self.values and sources[0].via in (Via.HERE, Via.COLUMNS):
             value = self.values[sources[0].value]
             if sources[0].via is Via.HERE:
                 return value
             columns = value.shape[1] // self.workloads[node.name].axes["tp"]
             return value[:, self._rank * columns : (self._rank + 1) * columns]
         given = self.given(node, name)
-        if len(sources) > 1:
+        if stacked:
             for place, source in enumerate(sources):
                 if source.value in self.values and source.via is Via.HERE:
                     self.steps.append(lambda to=given[place], what=self.values[source.value]: to.copy_(what))
