@@ -8,4 +8,5 @@ def exact(router, latent_down, shared_gate_up, x, *, beta, linear_beta):
     x = x.double()
     gate, up = torch.nn.functional.linear(x, shared_gate_up.double()).chunk(2, dim=1)
     shared = beta * (gate / beta).tanh() * gate.sigmoid() * linear_beta * (up / linear_beta).tanh()
-    return {"logits": torch.nn.functional.linear(x, router.double()), "latent": torch.nn.functional.linear(x, latent_down.double()), "shared": shared}
+    logits, latent = (torch.nn.functional.linear(x, weight.double()) for weight in (router, latent_down))
+    return {"logits": logits, "latent": latent, "shared": shared}

@@ -7,4 +7,5 @@ def exact(latent_norm, latent_up, routed, shared, residual, *, eps):
     """stream [rows, c] in float64: residual + latent_up RMSNorm(sum of routed) + sum of shared."""
     total = routed.double().sum(0)
     normed = total / (total.square().mean(-1, keepdim=True) + eps).sqrt() * latent_norm.double()
-    return {"stream": residual.double() + torch.nn.functional.linear(normed, latent_up.double()) + shared.double().sum(0)}
+    routed_part = torch.nn.functional.linear(normed, latent_up.double())
+    return {"stream": residual.double() + routed_part + shared.double().sum(0)}
