@@ -10,6 +10,11 @@ from .wide import Widened
 _FLOATS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64}
 TORCH = {**_FLOATS, "int64": torch.int64, "int32": torch.int32, "int16": torch.int16, "int8": torch.int8}
 
+# Products in the narrower types look the processor up in /proc, once a process. A job cannot read there, so its parent
+# does it while it imports this module.
+for _dtype in _FLOATS.values():
+    torch.ones(8, 8, dtype=_dtype) @ torch.ones(8, 8, dtype=_dtype)
+
 
 def run(payload: Mapping[str, Any], memory: Sequence[Any], scratch: object) -> tuple[dict, list[bytes]]:
     """Calls `run` of `payload["reference"]` on tensors in memory[0].

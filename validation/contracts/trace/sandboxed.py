@@ -2,6 +2,7 @@
 
 import mmap
 import os
+import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
 
@@ -24,24 +25,31 @@ class Evaluator(Protocol):
 
 
 class SandboxedReference:
-    """An evaluator in a sandbox of its own. Use as a context manager. Neither forks nor executes."""
+    """An evaluator in a sandbox of its own, which starts with the first call and ends with the context."""
 
     def __init__(self, *, unsafe_no_sandbox: bool = False) -> None:
         self._unsafe = unsafe_no_sandbox
+        self._lock = threading.Lock()
         self._sandbox: Sandbox | None = None
 
     def __enter__(self) -> "SandboxedReference":
-        self._sandbox = Sandbox(Profile.INTERPRETER, preload=("torch", _MODULE), unsafe=self._unsafe)
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._sandbox is not None:
-            self._sandbox.close()
+        with self._lock:
+            if self._sandbox is not None:
+                self._sandbox.close()
+                self._sandbox = None
+
+    def _started(self) -> Sandbox:
+        with self._lock:
+            if self._sandbox is None:
+                # Neither forks nor executes: a reference has no need to.
+                self._sandbox = Sandbox(Profile.INTERPRETER, preload=("torch", _MODULE), unsafe=self._unsafe)
+            return self._sandbox
 
     def __call__(self, definition: Definition, inputs: "Mapping[str, Tensor]", *, wide: bool) -> "dict[str, Tensor]":
         """Raises UserError where the reference fails, or returns something other than the definition says."""
-        if self._sandbox is None:
-            raise UserError("the sandbox of the reference is not open", "use `with SandboxedReference() as evaluate`")
         entries, size = [], 0
         for name, tensor in definition.inputs.items():
             if tensor.shape is None:
@@ -59,7 +67,7 @@ class SandboxedReference:
                 for entry, name in zip(entries, definition.inputs, strict=True):
                     if "offset" in entry:
                         memory[entry["offset"] : entry["offset"] + entry["bytes"]] = _bytes(inputs[name])
-            answer = self._sandbox.run(f"{_MODULE}:run", payload, memory=(descriptor,), limits=_LIMITS)
+            answer = self._started().run(f"{_MODULE}:run", payload, memory=(descriptor,), limits=_LIMITS)
         finally:
             os.close(descriptor)
         if answer.status is not JobStatus.OK or "outputs" not in answer.value:

@@ -273,5 +273,5 @@ def read_traces(path: Path) -> list[tuple[int, Trace]]:
 
 
 def to_json(record: Frozen) -> str:
-    """Indented JSON of a record, without what is not set, and a newline."""
-    return json.dumps(record.model_dump(mode="json", exclude_none=True), indent=2, ensure_ascii=False) + "\n"
+    """Indented JSON of a record, and a newline. What is not set is null: a scalar's shape has to be."""
+    return json.dumps(record.model_dump(mode="json"), indent=2, ensure_ascii=False) + "\n"
