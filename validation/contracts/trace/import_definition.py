@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from ... import strict
 from ...errors import UserError
-from ...records import sha256
+from ...records import digest_files
 from .. import ModelContract
 from ..base import Comparison, Cost, OpContract, TensorRole, TensorSpec, Workload
 from . import expressions, schema
@@ -238,7 +238,9 @@ class ImportedOp(OpContract):
 
 
 class ImportedModel(ModelContract):
-    """One imported op as a model contract; its digest covers definition, workloads and side file."""
+    """One imported op as a model contract. Its digest covers definition, workloads, side file and this room's sources;
+    value files are named by the workloads and are not part of it.
+    """
 
     def __init__(self, op: ImportedOp, digest: str) -> None:
         super().__init__(model=op.model, architecture=None, envelope={}, ops={op.op: op})
@@ -261,6 +263,8 @@ def imported(
     read = schema.read_definition(definition)
     given = schema.read_workloads(workloads, read)
     side = strict.read(judging, Judging)
-    digest = sha256("".join(sha256(path.read_bytes()) for path in (definition, workloads, judging)).encode())
+    exam = {name: path.read_bytes() for name, path in
+            (("definition", definition), ("workloads", workloads), ("judging", judging))}  # fmt: skip
+    digest = digest_files(exam | {path.name: path.read_bytes() for path in Path(__file__).parent.glob("*.py")})
     with SandboxedReference(unsafe_no_sandbox=unsafe_no_sandbox) as evaluate:
         yield ImportedModel(ImportedOp(read, given, side, evaluate, root, str(judging)), digest)
