@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 
 from fasttrack_validation import contracts
-from fasttrack_validation.contracts.trace import schema
+from fasttrack_validation.contracts.trace import files
 from fasttrack_validation.contracts.trace.export import OpExport, put, write
 from fasttrack_validation.contracts.trace.solution import solution
 from fasttrack_validation.judge.candidate import Candidate
@@ -121,8 +121,8 @@ class ModelNew(torch.nn.Module):
 
 def kernelbench_task(root: Path, export: OpExport) -> tuple[str, list[str]]:
     """The exported op as a task of KernelBench: text of the model, and of each solution's."""
-    definition = schema.read_definition(next((root / "definitions").rglob("*.json")))
-    (workload,) = schema.read_workloads(next((root / "workloads").rglob("*.jsonl")), definition)
+    definition = files.read_definition(next((root / "definitions").rglob("*.json")))
+    (workload,) = files.read_workloads(next((root / "workloads").rglob("*.jsonl")), definition)
     sizes = definition.sizes(workload.axes)
     put(root / "reference.py", definition.reference)
     head = _TASK.format(
@@ -164,9 +164,8 @@ def main() -> None:
     """Measures and prints."""
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 3
     text = KERNEL.read_text("utf-8")
-    candidates = [
-        Candidate(op=OP, entry=KERNEL.name, files={KERNEL.name: text}, config=config) for config in configurations(count)
-    ]
+    sources = {KERNEL.name: text}
+    candidates = [Candidate(op=OP, entry=KERNEL.name, files=sources, config=one) for one in configurations(count)]
     with tempfile.TemporaryDirectory() as directory:
         root = Path(directory)
         os.environ["TRITON_CACHE_DIR"], os.environ["FIB_CACHE_PATH"] = str(root / "triton"), str(root / "bench")
@@ -174,7 +173,7 @@ def main() -> None:
         write(export, root, workloads=(WORKLOAD,))
         for number, candidate in enumerate(candidates):
             kernel = solution(export, f"kernel{number}", candidate.files, candidate.entry, candidate.config)
-            put(root / "solutions" / f"{kernel.name}.json", schema.to_json(kernel))
+            put(root / "solutions" / f"{kernel.name}.json", files.to_json(kernel))
         print(f"fasttrack: {fasttrack(candidates)}", flush=True)
         print(f"flashinfer-bench: {flashinfer_bench(root)}", flush=True)
         os.environ["TRITON_CACHE_DIR"] = str(root / "triton again")

@@ -261,7 +261,9 @@ def trace_export(
 
 @trace.command("check")
 def trace_check(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="definitions, solutions (.json), traces (.jsonl)")],
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE...", help="definitions, solutions (.json), traces (.jsonl)")
+    ],
     as_json: AsJson = False,
 ) -> None:
     """Read FlashInfer Trace files strictly and name the first field of each that does not fit.
@@ -277,9 +279,9 @@ def trace_check(
 def trace_import(
     definition: Annotated[Path, typer.Argument(metavar="DEFINITION", help="a definition's JSON file")],
     workloads: Annotated[Path, typer.Option(metavar="FILE", help="its workloads, JSON Lines")],
-    judging: Annotated[Path, typer.Option(metavar="FILE", help="TOML: static, batch_axis, flops, ... (see the room's README)")],
+    judging: Annotated[Path, typer.Option(metavar="FILE", help="TOML: static, batch_axis, flops, and more")],
     root: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="what value files are relative to; by default the definition's directory")
+        Path | None, typer.Option(metavar="DIR", help="what value files lie below; by default beside the definition")
     ] = None,
     candidate: Annotated[Path | None, typer.Option(metavar="FILE", help="judge this candidate on it")] = None,
     config: ConfigText = None,

@@ -9,7 +9,7 @@ import typer
 
 from fasttrack_validation import strict
 from fasttrack_validation.contracts.base import OpContract
-from fasttrack_validation.contracts.trace import schema
+from fasttrack_validation.contracts.trace import files, schema
 from fasttrack_validation.errors import UserError
 from fasttrack_validation.judge.candidate import Candidate
 
@@ -39,7 +39,7 @@ def export(
     paths = [written.definition, written.workloads, *written.values]
     if exported is not None:
         path = Path("solutions") / exported.author / op / exam.name / f"{exported.name}.json"
-        exporter.put(out / path, schema.to_json(exported))
+        exporter.put(out / path, files.to_json(exported))
         paths.append(path)
     if as_json:
         print(json.dumps({"root": str(out), "files": [path.as_posix() for path in paths]}, indent=2))
@@ -47,10 +47,10 @@ def export(
         print("\n".join(str(out / path) for path in paths))
 
 
-def check(files: Sequence[Path], *, as_json: bool) -> NoReturn:
+def check(paths: Sequence[Path], *, as_json: bool) -> NoReturn:
     """Reads each file; 1 where one does not fit."""
     results = []
-    for path in files:
+    for path in paths:
         try:
             kind, error = _read(path), None
         except UserError as refused:
@@ -60,8 +60,10 @@ def check(files: Sequence[Path], *, as_json: bool) -> NoReturn:
         print(json.dumps(results, indent=2))
     else:
         for result in results:
-            error = result["error"]
-            print(f"ok   {result['file']}: {result['kind']}" if error is None else f"FAIL {error['what']}\n     {error['how']}")
+            if result["error"] is None:
+                print(f"ok   {result['file']}: {result['kind']}")
+            else:
+                print(f"FAIL {result['error']['what']}\n     {result['error']['how']}")
     raise typer.Exit(1 if any(result["error"] for result in results) else 0)
 
 
@@ -74,7 +76,8 @@ def import_(
 
     # One read: whether Triton and torch fit is said before a sandbox starts.
     parts = services.default()
-    with imported(definition, workloads, judging, root or definition.parent, unsafe_no_sandbox=unsafe_no_sandbox) as model:
+    root = root or definition.parent
+    with imported(definition, workloads, judging, root, unsafe_no_sandbox=unsafe_no_sandbox) as model:
         (op,) = model.ops.values()
         if candidate is None:
             print(json.dumps(_described(op), indent=2) if as_json else "\n".join(_lines(op)))
@@ -89,7 +92,7 @@ def import_(
 def _read(path: Path) -> str:
     """What the file is. Raises UserError for what it is not."""
     if path.suffix == ".jsonl":
-        count = len(schema.read_traces(path))
+        count = len(files.read_traces(path))
         return f"{count} trace{'' if count == 1 else 's'}"
     try:
         document = json.loads(path.read_text("utf-8")) if path.suffix == ".json" else None

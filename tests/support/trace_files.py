@@ -36,7 +36,8 @@ def norm(x, w, out, N: tl.constexpr):
 
 
 def launch(ctx, buffers, axes, config):
-    norm[(axes["batch_size"],)](buffers.hidden_states, buffers.weight, buffers.output, N=axes["hidden_size"], num_warps=4)
+    grid = (axes["batch_size"],)
+    norm[grid](buffers.hidden_states, buffers.weight, buffers.output, N=axes["hidden_size"], num_warps=4)
 """
 
 # C = A B^T scaled, with a scalar, and no axis that is said to be a batch.

@@ -1,1 +1,1 @@
-"""FlashInfer Trace: our ops as definitions that others' tools can judge, and others' definitions as ops for our judge."""
+"""FlashInfer Trace: our ops as definitions that other tools can judge, and others' definitions as our exams."""

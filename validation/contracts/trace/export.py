@@ -22,8 +22,9 @@ from ...errors import UserError
 from ...records import canonical_json, sha256
 from ..base import OpContract, TensorRole, TensorSpec
 from ..base import Workload as OurWorkload
+from .files import to_json
 from .references import REFERENCES, reference
-from .schema import DTYPE_NAMES, AxisConst, AxisVar, Definition, SafetensorsInput, Tensor, Trace, Workload, to_json
+from .schema import DTYPE_NAMES, AxisConst, AxisVar, Definition, SafetensorsInput, Tensor, Trace, Workload
 from .symbols import Symbols, dense, symbols
 
 if TYPE_CHECKING:
@@ -85,8 +86,8 @@ class OpExport:
     def definition(self) -> Definition:
         """The definition, with a reference that stands alone."""
         found = self.symbols
-        axes = {name: AxisConst(type="const", value=size) for name, size in found.constant.items()}
-        axes |= {name: AxisVar(type="var") for name in found.variable}
+        axes = {_named(name): AxisConst(type="const", value=size) for name, size in found.constant.items()}
+        axes |= {_named(name): AxisVar(type="var") for name in found.variable}
         return Definition(
             name=self.name,
             op_type=self.contract.op,
@@ -104,7 +105,7 @@ class OpExport:
     def workload(self, name: str, where: Mapping[str, tuple[str, str]]) -> Trace:
         """A line of the workload file; `where` says in which file, under which key, each input lies."""
         chosen = self.workloads[name]
-        axes = {axis: chosen.axes[axis] for axis in self.symbols.variable}
+        axes = {_named(axis): chosen.axes[axis] for axis in self.symbols.variable}
         inputs = {key: SafetensorsInput(type="safetensors", path=at[0], tensor_key=at[1]) for key, at in where.items()}
         return Trace(definition=self.name, workload=Workload(axes=axes, inputs=inputs, uuid=name))
 
@@ -127,7 +128,7 @@ class OpExport:
         return inputs
 
     def _tensor(self, name: str, description: str | None) -> Tensor:
-        shape = tuple(self.symbols.shapes[name])
+        shape = tuple(map(_named, self.symbols.shapes[name]))
         return Tensor(shape=shape, dtype=DTYPE_NAMES[self.specs[name].dtype], description=description)
 
     def _reference(self) -> str:
@@ -148,6 +149,11 @@ class OpExport:
             f'    """What the definition asks for: the exact results, each rounded once to its type."""\n'
             f"    result = exact({', '.join(arguments)})\n    return {returned}\n"
         )
+
+
+def _named(axis: str) -> str:
+    """What the format's own definitions call an axis of ours."""
+    return "batch_size" if axis == "rows" else axis
 
 
 _ROLES = {

@@ -17,7 +17,7 @@ from ...errors import UserError
 from ...records import digest_files
 from .. import ModelContract
 from ..base import Comparison, Cost, OpContract, TensorRole, TensorSpec, Workload
-from . import expressions, schema
+from . import expressions, files, schema
 from .judging import Judging, comparisons, fit, supported
 from .sandboxed import Evaluator, SandboxedReference
 from .schema import DTYPES, Definition, SafetensorsInput
@@ -38,9 +38,9 @@ class ImportedOp(OpContract):
     """A definition, its workloads and its side file as an exam.
 
     Axes of a workload are all axes of the definition; `rows` is the batch axis (1 where there is none) and `tp` an axis
-    of that name, or 1. Tensors are dense, as the format has it. Scalar inputs come as tensors [1]. With a batch axis, row
-    counts 1 and 4 are added to the workloads, and `vary` draws others; inputs that come from files keep their shape.
-    `not_examined` says what the definition leaves no way to examine.
+    of that name, or 1. Tensors are dense, as the format has it. Scalar inputs come as tensors [1]. With a batch axis,
+    row counts 1 and 4 are added to the workloads, and `vary` draws others; inputs that come from files keep their
+    shape. `not_examined` says what the definition leaves no way to examine.
     """
 
     model = "trace"
@@ -57,7 +57,6 @@ class ImportedOp(OpContract):
         self._given = {workload.uuid: workload for workload in given}
         self._evaluate = evaluate
         self._root = root
-        self._open: dict[str, str] = {}
         for reserved, meant in (("rows", judging.batch_axis), ("tp", "tp")):
             if reserved in definition.axes and meant != reserved:
                 raise UserError(f"{self.op}: axes.{reserved}: the judge means something else by it", "rename the axis")
@@ -82,14 +81,14 @@ class ImportedOp(OpContract):
             found["neighbours"] = "no batch axis is declared: whether rows depend on each other is not examined"
             found["unseen shapes"] = "no batch axis is declared: unseen workloads differ in their values alone"
         elif not self._resizable(next(iter(self._given.values()))):
-            found["unseen shapes"] = "values come from files, or a constraint ties the batch axis: shapes stay as they are"
+            found["unseen shapes"] = "values come from files, or a constraint ties the batch axis: shapes stay"
         for constraint in self.definition.constraints:
             if self._holds(constraint, self.definition.sizes(next(iter(self._given.values())).axes)) is None:
                 found[f"constraint {constraint}"] = "it speaks of values, not of axes alone"
         return found
 
     def workloads(self, *, held_out: bool = False) -> tuple[Workload, ...]:
-        """The definition's own, and small batches of the first; held out: other batches of each, where one can be made."""
+        """The definition's own, and small batches of the first; held out: other batches of each where there are any."""
         own = [self._workload(given, given.uuid, given.axes) for given in self._given.values()]
         if held_out:
             return tuple(self.vary(workload, number).model_copy(update={"held_out": True})
@@ -216,7 +215,7 @@ class ImportedOp(OpContract):
         return self._given[name]
 
     def _resizable(self, given: schema.Workload, rows: int = 4) -> bool:
-        """Whether the batch axis of a workload may be `rows`: no value comes from a file, no constraint is against it."""
+        """Whether the batch axis of a workload may be `rows`: no value comes from a file, no constraint forbids it."""
         batch = self.judging.batch_axis
         if batch is None:
             return False
@@ -260,8 +259,8 @@ def imported(
 
     `root` is the directory that paths of value files are relative to.
     """
-    read = schema.read_definition(definition)
-    given = schema.read_workloads(workloads, read)
+    read = files.read_definition(definition)
+    given = files.read_workloads(workloads, read)
     side = strict.read(judging, Judging)
     exam = {name: path.read_bytes() for name, path in
             (("definition", definition), ("workloads", workloads), ("judging", judging))}  # fmt: skip

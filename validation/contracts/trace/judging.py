@@ -84,8 +84,9 @@ def fit(judging: Judging, definition: Definition, where: str) -> None:
         refuse("static", "every input is a weight", "an op has to have an input that changes")
     if judging.batch_axis is not None:
         if judging.batch_axis not in definition.variable:
-            refuse("batch_axis", f"{judging.batch_axis!r} is not a variable axis",
-                   f"variable are {', '.join(definition.variable) or 'none'}; leave it out if rows do not exist")  # fmt: skip
+            variable = ", ".join(definition.variable) or "none"
+            how = f"variable are {variable}; leave it out if there are no rows"
+            refuse("batch_axis", f"{judging.batch_axis!r} is not a variable axis", how)
         for name, tensor in definition.outputs.items():
             if not tensor.shape or tensor.shape[0] != judging.batch_axis:
                 refuse("batch_axis", f"{judging.batch_axis!r} is not the first axis of output {name}",

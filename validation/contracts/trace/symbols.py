@@ -43,7 +43,7 @@ class Symbols:
 
 
 def symbols(contract: OpContract, workloads: Sequence[Workload]) -> Symbols:
-    """The symbols of `contract` over `workloads`, which are of one TP. Raises UserError where the format has no words."""
+    """The symbols of `contract` over `workloads`, all of one TP. Raises UserError where the format has no words."""
     first = workloads[0]
     tables = [_by_name(contract.tensors(workload)) for workload in workloads]
     if any(list(table) != list(tables[0]) for table in tables):
@@ -98,7 +98,8 @@ def dense_strides(shape: Sequence[int]) -> tuple[int, ...]:
 
 def _assert_dense(contract: OpContract, workload: Workload) -> None:
     for spec in contract.tensors(workload):
-        if any(size > 1 and a != b for size, a, b in zip(spec.shape, spec.strides, dense_strides(spec.shape), strict=True)):
+        places = zip(spec.shape, spec.strides, dense_strides(spec.shape), strict=True)
+        if any(size > 1 and stride != gapless for size, stride, gapless in places):
             raise UserError(f"{contract.op}: {spec.name} has gaps that no axis controls (strides {spec.strides})", _HOW)
 
 

@@ -48,7 +48,8 @@ def draw(
             drawn[name] = _integers(judging.integers[name], shape, sizes, random, where).to(dtype)
             continue
         if isinstance(given, SafetensorsInput):
-            value = stored(root, given, tensor.dtype, shape, where).float() * (0.5 + torch.rand(shape, generator=random))
+            value = stored(root, given, tensor.dtype, shape, where).float()
+            value = value * (0.5 + torch.rand(shape, generator=random))
         else:
             value = torch.randn(shape, generator=random)
         drawn[name] = _shaped(value, distribution, random).to(dtype)
@@ -66,7 +67,8 @@ def stored(root: Path, given: SafetensorsInput, dtype: str, shape: tuple[int, ..
         with safe_open(path, "pt") as file:
             tensor = file.get_tensor(given.tensor_key)
     except (OSError, SafetensorError) as error:
-        raise UserError(f"{where}: {given.tensor_key} of {path}: {error}", "give --root, the trace set's directory") from error
+        how = "give the trace set's directory as root"
+        raise UserError(f"{where}: {given.tensor_key} of {path}: {error}", how) from error
     if tensor.dtype is not TORCH[dtype] or tuple(tensor.shape) != shape:
         raise UserError(f"{where}: {path} holds {tensor.dtype} {list(tensor.shape)}, expected is {dtype} {list(shape)}",
                         "correct the workload or its file")  # fmt: skip
@@ -92,7 +94,8 @@ def _integers(
     high = expressions.count(rule.high, sizes, f"{where}: high")
     total = math.prod(shape)
     if high <= low or (rule.distinct and high - low < total):
-        raise UserError(f"{where}: {total} integers from {low} to below {high} cannot be drawn", "correct the side file")
+        what = f"{total} integers from {low} to below {high} cannot be drawn"
+        raise UserError(f"{where}: {what}", "correct the side file")
     if rule.distinct:
         return (torch.randperm(high - low, generator=random)[:total] + low).reshape(shape)
     return torch.randint(low, high, shape, generator=random)

@@ -22,7 +22,8 @@ class Widened(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs: Mapping | None = None):
         """Calls `func` with every narrow float type replaced."""
-        if func is torch.Tensor.view and any(isinstance(value, torch.dtype) for value in (*args, *(kwargs or {}).values())):
+        given = (*args, *(kwargs or {}).values())
+        if func is torch.Tensor.view and any(isinstance(value, torch.dtype) for value in given):
             raise ReadsBits("view(dtype) reads bits, which differ in float64")
         if func in _CASTS:
             func = torch.Tensor.double
