@@ -260,3 +260,80 @@ def ops(model: ModelName, as_json: AsJson = False) -> None:
     from . import commands
 
     commands.ops(model, as_json=as_json)
+
+
+trace = typer.Typer(
+    name="trace", no_args_is_help=True, rich_markup_mode=None,
+    help="Exchange ops and kernels with other tools as FlashInfer Trace JSON.",
+)  # fmt: skip
+app.add_typer(trace)
+
+
+@trace.command("export")
+def trace_export(
+    model: ModelName,
+    op: OpName,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="root of the trace set; made where it does not exist")],
+    tp: Annotated[int, typer.Option(min=1, help="ranks that the op is split over")] = 8,
+    workload: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="a workload; may be repeated; by default all of this TP")
+    ] = None,
+    distribution: Annotated[str, typer.Option(help="what the written values look like")] = "typical",
+    seed: Annotated[int, typer.Option(min=0, help="of the written values; they are public, the judge's are not")] = 0,
+    candidate: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="also write this candidate as a solution")
+    ] = None,
+    config: ConfigText = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write an op as a definition with workloads, and a candidate as a solution, for FlashInfer-Bench.
+
+    Example: `fasttrack trace export kimi_k3 --op kda_decode --out traces --candidate my_kernel.py`
+    """
+    from . import trace_commands
+
+    trace_commands.export(
+        model, op, out, tp=tp, workloads=workload or (), distribution=distribution, seed=seed, candidate=candidate,
+        config=config, as_json=as_json,
+    )  # fmt: skip
+
+
+@trace.command("check")
+def trace_check(
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE...", help="definitions, solutions (.json), traces (.jsonl)")
+    ],
+    as_json: AsJson = False,
+) -> None:
+    """Read FlashInfer Trace files strictly and name the first field of each that does not fit.
+
+    Example: `fasttrack trace check traces/definitions/kda_decode/*.json`
+    """
+    from . import trace_commands
+
+    trace_commands.check(files, as_json=as_json)
+
+
+@trace.command("import")
+def trace_import(
+    definition: Annotated[Path, typer.Argument(metavar="DEFINITION", help="a definition's JSON file")],
+    workloads: Annotated[Path, typer.Option(metavar="FILE", help="its workloads, JSON Lines")],
+    judging: Annotated[Path, typer.Option(metavar="FILE", help="TOML: static, batch_axis, flops, and more")],
+    root: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="what value files lie below; by default beside the definition")
+    ] = None,
+    candidate: Annotated[Path | None, typer.Option(metavar="FILE", help="judge this candidate on it")] = None,
+    config: ConfigText = None,
+    unsafe_no_sandbox: Unsafe = False,
+    as_json: AsJson = False,
+) -> None:
+    """Load somebody's definition as an exam, say what of it can be examined, and judge a candidate on it.
+
+    Example: `fasttrack trace import rmsnorm.json --workloads rmsnorm.jsonl --judging rmsnorm.toml --candidate k.py`
+    """
+    from . import trace_commands
+
+    trace_commands.import_(
+        definition, workloads, judging, root, candidate=candidate, config=config, unsafe_no_sandbox=unsafe_no_sandbox,
+        as_json=as_json,
+    )  # fmt: skip

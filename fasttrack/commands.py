@@ -36,7 +36,7 @@ def submit(
 ) -> NoReturn:
     """Runs the lane with one candidate."""
     options["hardware"] = tuple(options["hardware"])
-    candidate = _with_defaults(Candidate.from_path(path, op, _config(config)), model_dir.load(model), op)
+    candidate = with_defaults(Candidate.from_path(path, op, parsed_config(config)), model_dir.load(model), op)
     chosen = lane.Options(model=model, op=op, submitted=candidate, **options)
     _end(lane.propose(chosen, services.default(), Voice(quiet=as_json)), as_json)
 
@@ -99,11 +99,11 @@ def _candidate(
     directory = model_dir.load(model)
     contract = parts.contract(directory.manifest.model.contract)
     contract.op(op)
-    return contract, _with_defaults(Candidate.from_path(path, op, _config(config)), directory, op)
+    return contract, with_defaults(Candidate.from_path(path, op, parsed_config(config)), directory, op)
 
 
 def _rule(verdict: Verdict, as_json: bool) -> NoReturn:
-    print(verdict.model_dump_json(indent=2) if as_json else "\n".join(_lines(verdict)))
+    print(verdict.model_dump_json(indent=2) if as_json else "\n".join(verdict_lines(verdict)))
     raise typer.Exit(STATUS_CODE[verdict.status])
 
 
@@ -179,7 +179,7 @@ def _only_op(model: str) -> str:
     return names[0]
 
 
-def _with_defaults(candidate: Candidate, directory: model_dir.ModelDirectory, op: str) -> Candidate:
+def with_defaults(candidate: Candidate, directory: model_dir.ModelDirectory, op: str) -> Candidate:
     """The candidate with the design space's default for every parameter that its configuration leaves open.
 
     A contract judges ops, and parts of its graph, that the model directory has no kernels for yet.
@@ -190,7 +190,8 @@ def _with_defaults(candidate: Candidate, directory: model_dir.ModelDirectory, op
     return candidate.model_copy(update={"config": {**space.default, **candidate.config}})
 
 
-def _config(text: str | None) -> "Config | None":
+def parsed_config(text: str | None) -> "Config | None":
+    """The value of `--config`. Raises UserError for anything but a flat JSON object of plain values."""
     if text is None:
         return None
     how = """give a flat JSON object, such as --config '{"num_warps": 4}'"""
@@ -220,7 +221,8 @@ def _end(outcome: lane.Outcome, as_json: bool) -> NoReturn:
     raise typer.Exit(outcome.exit_code)
 
 
-def _lines(verdict: Verdict) -> list[str]:
+def verdict_lines(verdict: Verdict) -> list[str]:
+    """A verdict as text: status and reason, then what was and was not checked."""
     reason = f" ({verdict.reason})" if verdict.reason else ""
     lines = [f"{verdict.status}{reason}: {verdict.op}, candidate {verdict.candidate_digest[:12]}"]
     if verdict.message:
