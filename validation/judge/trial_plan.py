@@ -1,7 +1,7 @@
 """Which trials are run: an interpreter can afford some, a GPU all of them. Everything random is drawn here."""
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from ..contracts.base import OpContract, Workload
@@ -18,28 +18,39 @@ Group = tuple[TrialSpec, ...]
 
 def interpreted(contract: OpContract, workloads: Workloads) -> list[Group]:
     """Few trials, each of them dear: the checked workloads, small twins, one distribution for most unseen layouts."""
-    first, *rest = contract.distributions
-    unseen = workloads.unseen_of(workloads.checked)
+    first = next(iter(contract.distributions))
     groups = [_group(contract, workload, first, TWIN_ROWS) for workload in workloads.checked]
-    # All distributions run on the smallest unseen batch of each TP; elsewhere the system's random source picks.
-    smallest: dict[int, Workload] = {}
-    for workload in sorted(unseen, key=lambda w: (w.axes["rows"] < 2, contract.cost(w).bytes)):
-        smallest.setdefault(workload.axes["tp"], workload)
-    for workload in unseen:
-        every = workload is smallest[workload.axes["tp"]]
-        for name in contract.distributions if every else (secrets.choice(rest),):
-            groups.append((replace(_spec(workload, name), order=f"shuffled:{secrets.randbits(31)}"),))
-    return groups + list(_far(contract, workloads))
+    return groups + _unseen(contract, workloads.unseen_of(workloads.checked)) + list(_far(contract, workloads))
 
 
 def launched(contract: OpContract, workloads: Workloads) -> list[Group]:
-    """Every declared workload with every distribution, each with its twins; every unseen layout likewise."""
-    declared = {w.name: w for w in (*workloads.checked, *workloads.declared)}.values()
-    groups = [_group(contract, w, name, None) for w in declared for name in contract.distributions]
-    for workload in workloads.unseen_of(tuple(declared)):
-        for name in contract.distributions:
-            groups.append((replace(_spec(workload, name), order=f"shuffled:{secrets.randbits(31)}"),))
-    return groups + list(_far(contract, workloads))
+    """Twins at every declared batch; all distributions at the small ones and at the smallest unseen layout of each TP,
+    a drawn one elsewhere.
+
+    A launch takes microseconds, but each trial is also held against an oracle on the host, which for 64 rows of state
+    takes a second: what a value distribution shows does not depend on the batch.
+    """
+    first, *rest = contract.distributions
+    declared = tuple({w.name: w for w in (*workloads.checked, *workloads.declared)}.values())
+    groups = []
+    for workload in declared:
+        groups.append(_group(contract, workload, first, None))
+        others = rest if workload.axes["rows"] <= TWIN_ROWS // 2 else (secrets.choice(rest),)
+        groups += [_group(contract, workload, name, TWIN_ROWS // 2) for name in others]
+    return groups + _unseen(contract, workloads.unseen_of(declared)) + list(_far(contract, workloads))
+
+
+def _unseen(contract: OpContract, unseen: Sequence[Workload]) -> list[Group]:
+    """All distributions run on the smallest unseen batch of each TP; elsewhere the system's random source picks."""
+    smallest: dict[int, Workload] = {}
+    for workload in sorted(unseen, key=lambda w: (w.axes["rows"] < 2, contract.cost(w).bytes)):
+        smallest.setdefault(workload.axes["tp"], workload)
+    rest = tuple(contract.distributions)[1:]
+    return [
+        (replace(_spec(workload, name), order=f"shuffled:{secrets.randbits(31)}"),)
+        for workload in unseen
+        for name in (contract.distributions if workload is smallest[workload.axes["tp"]] else (secrets.choice(rest),))
+    ]
 
 
 def _far(contract: OpContract, workloads: Workloads) -> Iterator[Group]:
