@@ -38,7 +38,7 @@ def examine(contract: OpContract, trials: list[Trial]) -> Examined:
         ):
             oracle = contract.oracle(trial.inputs, trial.spec.workload)
             found.findings.append((finding, trial, diagnose(trial, contract, oracle)))
-    if found.findings:
+    if found.findings or not trials:
         return found
     base, *others = trials
     for other in others:

@@ -212,7 +212,7 @@ class Judge:
                 recorded.packs, recorded.candidate, contract, workloads.planned, source, ruling
             ):
                 return ruling.verdict()
-            audits = stages.settle_audits(records.audits(recorded.codes), recorded.packs, ruling)
+            audits = stages.settle_audits(records.audits(recorded.codes), recorded.codes, recorded.packs, ruling)
         executor = self._executor(recorded, source)
         ruling.executor = executor.description
         if audits and stages.can_run(recorded.packs, executor.languages, "the interpreter of this machine", ruling):
@@ -264,6 +264,10 @@ class Judge:
         groups = (trial_plan.launched if on_device else trial_plan.interpreted)(contract, workloads)
         threads = min(os.cpu_count() or 1, MAX_EXAMINERS) if on_device else self._concurrency
         done: list[Trial] = []
+        # A fault costs a device seconds: one is enough, and mostly the first group has it.
+        alone = 1 if on_device else 0
+        batches = [groups[:alone], *(groups[at : at + threads] for at in range(alone, len(groups), threads))]
+        faulted = threading.Event()
 
         def run(group: tuple[TrialSpec, ...]) -> Examined:
             # The trials of a group share their static tensors, and so what `prepare` makes of them.
@@ -272,11 +276,18 @@ class Judge:
                 prepared = self._prepare(recorded.candidate, contract, pack, group[0])
             except stages.PrepareFailed as error:
                 return examine(contract, [Trial(group[0], "error", str(error), {})])
-            return examine(contract, [run_trial(contract, spec, pack, prepared, executor) for spec in group])
+            trials: list[Trial] = []
+            for spec in group:
+                if faulted.is_set():
+                    break
+                trials.append(run_trial(contract, spec, pack, prepared, executor))
+                if trials[-1].status != "ok":
+                    faulted.set()
+            return examine(contract, trials)
 
         with ThreadPoolExecutor(threads) as pool:
-            for start in range(0, len(groups), threads):
-                for examined in pool.map(run, groups[start : start + threads]):
+            for batch in batches:
+                for examined in pool.map(run, batch):
                     done += examined.trials
                     settle(examined, contract, ruling)
                 if ruling.stopped:

@@ -5,7 +5,7 @@ import mmap
 import os
 import platform
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
@@ -19,11 +19,12 @@ from ..sandbox import JobResult, JobStatus, Limits, Sandbox, sealed_memory
 from . import plan
 from .candidate import Candidate
 from .device_code.build import ENTRY as COMPILE_ENTRY
+from .device_code import sass
 from .device_code.build import Built, build
 from .device_code.records import SAYS_NOTHING, TARGETS, DeviceCode, target_name
 from .inspect_trial import Finding
 from .kernel_source import KernelSource, KernelSourceError, extract
-from .pack import KernelPack, Language, variant_key
+from .pack import KernelPack, Language, Role, variant_key
 from .plan_terms import MAX_SHARED_BYTES
 from .ruling import Ruling
 from .verdict import KernelAudit
@@ -144,12 +145,17 @@ def compile_kernels(
     return tuple(code for one in built for code in one.codes)
 
 
-def settle_audits(audits: tuple[KernelAudit, ...], packs: Mapping[str, KernelPack], ruling: Ruling) -> Audits | None:
-    """Takes what the machine code says into the verdict; None with the finding recorded when it cannot be launched."""
+def settle_audits(
+    audits: tuple[KernelAudit, ...], codes: Iterable[DeviceCode], packs: Mapping[str, KernelPack], ruling: Ruling
+) -> Audits | None:
+    """Takes what the machine code says into the verdict; None with the finding recorded when it must not be launched."""
     ruling.audits = audits
     found = {(audit.kernel, audit.target): audit for audit in audits}
     if problem := _too_much_shared(packs, found):
         ruling.fail(Finding(check="compile", reason="compile.out_of_resources", message=_text(problem)))
+        return None
+    if problem := _never_waits(packs, codes):
+        ruling.fail(Finding(check="compile", reason="compile.never_waits", message=_text(problem)))
         return None
     kernels = {key for key, _ in found}
     ruling.pass_stage("compile", figures={"kernels": len(kernels), "targets": len(TARGETS)})
@@ -165,6 +171,27 @@ def _too_much_shared(packs: Mapping[str, KernelPack], audits: Audits) -> str | N
                 if need > MAX_SHARED_BYTES:
                     what = f"{need} bytes of shared memory, a block has {MAX_SHARED_BYTES}"
                     return f"{launch.kernel} for {target} needs {what}"
+    return None
+
+
+def _never_waits(packs: Mapping[str, KernelPack], codes: Iterable[DeviceCode]) -> str | None:
+    """The first compute kernel that is launched programmatically (it starts early) and never waits for the one before.
+
+    What the one before wrote is visible only after griddepcontrol.wait, ACQBULK in machine code. That such a race is
+    won in every run proves nothing, so it is read from the code. A prefetch may read what nobody writes.
+    """
+    compute = {
+        variant_key(pack.kernels[launch.kernel])
+        for pack in packs.values() for launch in pack.launches if launch.role is Role.COMPUTE
+    }  # fmt: skip
+    for code in codes:
+        if code.launch_pdl and code.kernel in compute and not any(
+            name.partition(".")[0] == "ACQBULK" for name in sass.instructions(code.sass)
+        ):
+            return (
+                f"{code.kernel} for {code.target} is launched with launch_pdl and never waits for the kernel before it: "
+                "call tl.extra.cuda.gdc_wait() before reading what that wrote, or launch it without"
+            )
     return None
 
 
