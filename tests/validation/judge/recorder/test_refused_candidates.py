@@ -15,6 +15,15 @@ GO = "copy[(1,)](buffers.x, buffers.o, 5, BLOCK=32)"
 REFUSALS = {
     "tensor made in launch": (
         "record.allocation", "empty", launch("t = torch.empty(64)", "copy[(1,)](t, buffers.o, 5, BLOCK=32)")),
+    "tensor of a list": ("record.allocation", "torch.tensor", launch("torch.tensor([1.0])", GO)),
+    "tensor out of place": ("record.torch_operation", "mm", launch("torch.mm(buffers.w, buffers.w, out=buffers.w)", GO)),
+    "functional": ("record.torch_operation", "mm", launch("torch.nn.functional.linear(buffers.w, buffers.w)", GO)),
+    "operation by its name": ("record.torch_operation", "mm", launch("torch.ops.aten.mm(buffers.w, buffers.w)", GO)),
+    "compiled function": ("record.torch_cuda", "torch.cuda", launch("torch.compile(lambda x: x + 1)(buffers.x)", GO)),
+    "graph": ("record.torch_cuda", "CUDAGraph", launch("torch.cuda.CUDAGraph()", GO)),
+    "resized": ("record.torch_operation", "resize_", launch("buffers.x.resize_(3)", GO)),
+    "other storage": ("record.torch_operation", "set_", launch("buffers.x.set_()", GO)),
+    "storage that is read": ("record.allocation", "empty", launch("buffers.x.untyped_storage()[0]", GO)),
     "tensor like another": ("record.torch_operation", "zeros_like", launch("torch.zeros_like(buffers.x)", GO)),
     "tensor kept from import": (
         "record.unknown_storage", "'x'",
