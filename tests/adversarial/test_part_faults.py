@@ -1,4 +1,4 @@
-"""Fused kernels of two parts of Kimi K3's op graph, at nano widths: honest ones pass, what skips the inside does not."""
+"""Fused kernels of two parts of Kimi K3's op graph, at nano widths: honest ones pass, those that skip it do not."""
 
 from types import SimpleNamespace
 
@@ -19,7 +19,10 @@ import triton.language as tl
 
 
 @triton.jit
-def mixed(blocks, stream, key, row, block_stride, block_row_stride, D: tl.constexpr, BLOCKS: tl.constexpr, BANKS: tl.constexpr):
+def mixed(
+    blocks, stream, key, row, block_stride, block_row_stride, D: tl.constexpr, BLOCKS: tl.constexpr,
+    BANKS: tl.constexpr,
+):
     """The softmax mix of the banks and of `stream`, all in float32."""
     d = tl.arange(0, D)
     b = tl.arange(0, BANKS)
@@ -45,7 +48,8 @@ FUSED_MIX = MIXED + '''
 def fused(
     w, x, peers, residual, partial, stream, res_norm, res_proj, out_norm, blocks, out,
     x_stride, peer_stride, peer_row_stride, residual_stride, block_stride, block_row_stride,
-    D: tl.constexpr, K: tl.constexpr, PEERS: tl.constexpr, RESTART: tl.constexpr, BLOCKS: tl.constexpr, BANKS: tl.constexpr,
+    D: tl.constexpr, K: tl.constexpr, PEERS: tl.constexpr, RESTART: tl.constexpr, BLOCKS: tl.constexpr,
+    BANKS: tl.constexpr,
 ):
     row = tl.program_id(0)
     d = tl.arange(0, D)
@@ -133,7 +137,8 @@ def test_an_honest_fused_kernel_is_accepted(judge, name, text):
 
 FAULTS = {
     "the mix never sees the new stream": (
-        MIX, FUSED_MIX, ("seen = total", "seen = total * 0.0"), "attn_res_norm: the stream itself is left out of the mix",
+        MIX, FUSED_MIX, ("seen = total", "seen = total * 0.0"),
+        "attn_res_norm: the stream itself is left out of the mix",
     ),
     "the weight of the norm inside is left out": (
         NORM, FUSED_NORM, ("tl.load(out_norm + d).to(tl.float32), D)", "key * 0.0 + 1.0, D)"),

@@ -98,7 +98,8 @@ def test_a_buffer_that_is_not_restored(judge, text, words):
 def test_results_that_depend_on_earlier_steps(judge, where, step):
     """The counter starts at -1 and is 0 in the first step: right there (or until the third), wrong afterwards."""
     wrong = f"tl.where({where}, 0.0, 1.0)" if step == 1 else f"tl.where({where}, 1.0, 0.0)"
-    text = replaced(EPOCH, "tl.load(box + row * WIDTH + columns)\n", f"tl.load(box + row * WIDTH + columns) + {wrong}\n")
+    mail = "tl.load(box + row * WIDTH + columns)"
+    text = replaced(EPOCH, f"{mail}\n", f"{mail} + {wrong}\n")
     found = verdict(judge, text)
     assert rejected(found) == "persistent.carries_over"
     assert f"in step {step + 1 if step == 1 else step}" in found.message
@@ -190,7 +191,8 @@ def test_an_argument_of_another_type(judge, compiler):
 
 
 def test_shared_memory_is_counted_with_the_static_part(judge, compiler):
-    edit = ("float value = 0;", "__shared__ float tile[64]; tile[column] = w[column]; float value = tile[column ^ 1] * 0;")
+    tile = "__shared__ float tile[64]; tile[column] = w[column]; float value = tile[column ^ 1] * 0;"
+    edit = ("float value = 0;", tile)
     found = cuda(judge, shared=232448, **{"accumulate.cu": edit})
     assert rejected(found) == "compile.out_of_resources" and str(232448 + 256) in found.message
     assert cuda(judge, shared=232448).reason == "execution.needs_gpu"
@@ -216,7 +218,9 @@ def test_a_variant_for_every_call_is_refused(judge):
 
 
 @pytest.mark.parametrize(
-    ("grid", "reason"), [("1 << 21", "plan.blocks"), ("1 << 18", "execution.unsupported")], ids=["anywhere", "interpreted"]
+    ("grid", "reason"),
+    [("1 << 21", "plan.blocks"), ("1 << 18", "execution.unsupported")],
+    ids=["anywhere", "interpreted"],
 )
 def test_a_grid_without_end_is_refused(judge, grid, reason):
     found = verdict(judge, replaced(KERNEL, '(axes["rows"],)', f"({grid},)"))

@@ -120,7 +120,10 @@ class Subgraph(OpContract):
     @property
     def distributions(self) -> Mapping[str, str]:
         """Typical inputs; then each member's distributions over typical inputs of the others."""
-        return {"typical": "every op's own typical values", **{name: line for name, (_, _, line) in self._drawn.items()}}
+        return {
+            "typical": "every op's own typical values",
+            **{name: line for name, (_, _, line) in self._drawn.items()},
+        }
 
     @cached_property
     def _drawn(self) -> dict[str, tuple[int, str, str]]:
@@ -212,7 +215,9 @@ class Subgraph(OpContract):
             for description, variant in member.contract.hypotheses.items():
                 found[f"{member.alias}: {description}"] = self._mistaken(index, variant)
         for producer, tensor in sorted({source for member in self.members for source in member.inside.values()}):
-            found[f"what {self.members[producer].alias} leaves in {tensor} has no effect"] = self._ignoring(producer, tensor)
+            found[f"what {self.members[producer].alias} leaves in {tensor} has no effect"] = self._ignoring(
+                producer, tensor
+            )
         return found
 
     def _mistaken(self, wrong: int, variant: "Path") -> "Path":

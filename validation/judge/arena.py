@@ -1,9 +1,9 @@
 """The judge's device memory: every buffer of one trial in one arena, with guard bands, poison and a write-set.
 
 The arena is a memfd that the executor maps. The judge keeps a private copy of what it put there; afterwards every byte
-that changed must lie inside the write-set (logical elements of outputs and states, scratch, persistent buffers). Gaps between strided pages,
-guard bands, inputs and static tensors are outside it, so an overrun, an in-place edit of an input and a dense page
-stride are all the same finding, told apart by where the byte lies.
+that changed must lie inside the write-set (logical elements of outputs and states, scratch, persistent buffers). Gaps
+between strided pages, guard bands, inputs and static tensors are outside it, so an overrun, an in-place edit of an input
+and a dense page stride are all the same finding, told apart by where the byte lies.
 """
 
 import mmap

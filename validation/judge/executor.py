@@ -27,13 +27,13 @@ class Interpreter:
         """What ran the plan, for the verdict."""
         return "interpreter"
 
-    def execute(
-        self, pack: KernelPack, arena: Arena, order: str, shifts: Mapping[str, int]
-    ) -> Mapping[str, object]:
+    def execute(self, pack: KernelPack, arena: Arena, order: str, shifts: Mapping[str, int]) -> Mapping[str, object]:
         """Runs every launch of `pack`, programs in `order`. A job that dies is an outcome, not an exception."""
         programs = sum(math.prod(launch.grid) for launch in pack.launches)
         if programs > MAX_PROGRAMS:
-            message = f"{programs} programs in one step, of which at most {MAX_PROGRAMS} are interpreted: make them larger"
+            message = (
+                f"{programs} programs in one step, of which at most {MAX_PROGRAMS} are interpreted: make them larger"
+            )
             return {"status": "unsupported", "message": message}
         payload = {
             "source": self._source.model_dump(mode="json"),

@@ -74,8 +74,8 @@ def extract(files: dict[str, str], entry: str) -> KernelSource:
 
     `files` maps POSIX paths to text and `entry` is one of them. Kept are imports of Triton, relative imports of kept
     names, module constants and `@triton.jit` functions; the rest is dropped. CUDA files (`.cu`, `.cuh`) are kept as
-    they are, their includes vetted. Raises KernelSourceError for a kernel (or something that looks like one) that is not
-    allowed, and when no kernel is left.
+    they are, their includes vetted. Raises KernelSourceError for a kernel (or something that looks like one) that is
+    not allowed, and when no kernel is left.
     """
     if entry not in files:
         raise KernelSourceError(entry, 1, "entry", "the entry is not among the files")
@@ -195,7 +195,7 @@ def _collect_function(file: _File, function: ast.FunctionDef) -> None:
         return
     for decorator in function.decorator_list:
         if kernel_body.dotted(decorator) == "gluon.jit":
-            reject(file.name, decorator, "gluon", "Gluon has no interpreted form: kernels are written in Triton or CUDA C++")
+            reject(file.name, decorator, "gluon", "Gluon has no interpreted form: write Triton or CUDA C++")
         if kernel_body.looks_like_jit(decorator):
             reject(file.name, decorator, "decorator", "write exactly @triton.jit, with `import triton`")
 

@@ -111,7 +111,7 @@ def _impossible(argument: TensorMapArgument, cuda: bool) -> str | None:
     if not all(1 <= size <= (_MAX_BOX if cuda else _MAX_BOX_BYTES) for size in box):
         return f"a box of {quote(box)}; 1 to {_MAX_BOX} elements along an axis are possible"
     if math.prod(box) * width > _MAX_BOX_BYTES or box[-1] * width % ALIGNMENT:
-        return f"a box of {quote(box)} {argument.dtype}: rows of whole 16 bytes, and no more than shared memory, are possible"
+        return f"a box of {quote(box)} {argument.dtype}: rows are whole 16 bytes, and a box fits shared memory"
     if argument.swizzle and box[-1] * width > argument.swizzle:
         return f"rows of {box[-1] * width} bytes under a swizzle of {argument.swizzle}"
     if argument.padding == "nan" and argument.dtype not in terms.FLOATS:

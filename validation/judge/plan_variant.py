@@ -1,4 +1,4 @@
-"""The rules for one kernel variant: does it exist, are its types known, are its constants plain, its options allowed?"""
+"""The rules for one kernel variant: does it exist, are its types known, its constants plain, its options allowed?"""
 
 import math
 import re
@@ -64,7 +64,10 @@ def check_grid(where: str, launch: Launch, variant: KernelVariant) -> Found:
         return
     if not 0 <= launch.shared_bytes <= terms.MAX_SHARED_BYTES:
         limit = terms.MAX_SHARED_BYTES
-        yield "shared_memory", f"{where}: {quote(launch.shared_bytes)} bytes of shared memory; 0 to {limit} are possible"
+        yield (
+            "shared_memory",
+            f"{where}: {quote(launch.shared_bytes)} bytes of shared memory; 0 to {limit} are possible",
+        )
     cluster = variant.options.get("cluster")
     if type(cluster) is int and cluster > 0 and launch.grid[0] % cluster:
         yield "cluster", f"{where}: {quote(launch.grid[0])} blocks in x are not whole clusters of {cluster}"

@@ -107,8 +107,8 @@ def validate_plans(
     variants = {variant_key(variant) for pack in packs.values() for variant in pack.kernels.values()}
     if len(variants) > MAX_VARIANTS:
         message = (
-            f"{len(variants)} kernel variants for {len(packs)} workloads, at most {MAX_VARIANTS}: pass what changes with "
-            "the layout as an argument, not as a constant"
+            f"{len(variants)} kernel variants for {len(packs)} workloads, at most {MAX_VARIANTS}: pass what changes "
+            "with the layout as an argument, not as a constant"
         )
         ruling.fail(Finding(check="plan", reason="plan.too_many_variants", message=message))
         return False
@@ -169,7 +169,8 @@ def _too_much_shared(packs: Mapping[str, KernelPack], audits: Audits) -> str | N
             for target in map(target_name, TARGETS) if launch.shared_bytes else ():
                 need = audits[variant_key(pack.kernels[launch.kernel]), target].shared_bytes + launch.shared_bytes
                 if need > MAX_SHARED_BYTES:
-                    return f"{launch.kernel} for {target} needs {need} bytes of shared memory, a block has {MAX_SHARED_BYTES}"
+                    what = f"{need} bytes of shared memory, a block has {MAX_SHARED_BYTES}"
+                    return f"{launch.kernel} for {target} needs {what}"
     return None
 
 
@@ -201,8 +202,8 @@ def can_run(packs: Mapping[str, KernelPack], languages: Collection[Language], ex
             variant = pack.kernels[launch.kernel]
             if variant.language not in languages:
                 message = (
-                    f"{variant.function} ({variant.file}) is {variant.language} and needs a GPU: it was recorded, "
-                    f"compiled and audited for {', '.join(map(target_name, TARGETS))}, not run; {executor} cannot run it"
+                    f"{variant.function} ({variant.file}) is {variant.language} and needs a GPU: it was recorded, and "
+                    f"compiled and audited for {', '.join(map(target_name, TARGETS))}; {executor} cannot run it"
                 )
                 ruling.skip_stage("execution", "execution.needs_gpu", _text(message))
                 return False

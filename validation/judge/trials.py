@@ -149,7 +149,10 @@ def _poison(tensor, spec: TrialSpec) -> torch.Tensor:
 
 
 # Quiet NaN with a payload, right in every format of that many bytes (one: E4M3, which has but one, and E5M2).
-_NAN_BITS = {1: (torch.uint8, 0x7F), 2: (torch.int16, 0x7FE5), 4: (torch.int32, 0x7FE5A5A5), 8: (torch.int64, 0x7FFDA5A5A5A5A5A5)}
+_NAN_BITS = {
+    1: (torch.uint8, 0x7F), 2: (torch.int16, 0x7FE5), 4: (torch.int32, 0x7FE5A5A5),
+    8: (torch.int64, 0x7FFDA5A5A5A5A5A5),
+}  # fmt: skip
 
 
 def _is_paged(arena: Arena, name: str) -> bool:

@@ -1,4 +1,4 @@
-"""A part of the op graph as one exam: its outer tensors, its oracle and plain path against a second way, its refusals."""
+"""A part of the op graph as one exam: its outer tensors, oracle and plain path by a second way, its refusals."""
 
 import op_exam
 import pytest
@@ -12,7 +12,9 @@ from fasttrack_validation.judge.sanity import check_task
 from fasttrack_validation.judge.verdict import Outcome
 
 OPS = {name: op_exam.nano(name) for name in op_exam.REAL.ops if name != "kda_decode"}
-OPS["kda_decode"] = type(op_exam.REAL.op("kda_decode"))(Architecture.from_config(NANO), op_exam.REAL.op("kda_decode").policy)
+OPS["kda_decode"] = type(op_exam.REAL.op("kda_decode"))(
+    Architecture.from_config(NANO), op_exam.REAL.op("kda_decode").policy
+)
 MIX = "o_proj_residual+attn_res_norm"
 NORM = "attn_res_norm+in_projection"
 KDA = "in_projection+kda_decode"
@@ -194,7 +196,9 @@ def test_a_value_left_out_is_among_the_known_mistakes():
     v = {name: value.double() for name, value in inputs.items()}
     # The mix of the banks and of a stream of zeros, whose logit is zero.
     query = v["res_norm"] * v["res_proj"]
-    logits = torch.stack([(s @ query) / (s.square().mean(-1) + 1e-5).sqrt() for s in v["blocks"]] + [torch.zeros(4).double()])
+    logits = torch.stack(
+        [(s @ query) / (s.square().mean(-1) + 1e-5).sqrt() for s in v["blocks"]] + [torch.zeros(4).double()]
+    )
     h = sum(w[:, None] * s for w, s in zip(logits.softmax(0), v["blocks"], strict=False))
     x = h / (h.square().mean(-1, keepdim=True) + 1e-5).sqrt() * v["out_norm"]
     torch.testing.assert_close(wrong["attn_res_norm_x"], x, rtol=1e-11, atol=1e-11)
@@ -245,7 +249,11 @@ def test_a_dense_layer_is_a_part():
     """Layer 0 as far as the graph goes: what other ranks send is given, twice."""
     part = nano("attn_res_norm+in_projection+kda_decode+o_proj_residual+attn_res_norm+dense_up+dense_down")
     given = roles(part)
-    assert {name for name, role in given.items() if role == "input"} >= {"slots", "o_proj_residual_peers", "dense_down_peers"}
+    assert {name for name, role in given.items() if role == "input"} >= {
+        "slots",
+        "o_proj_residual_peers",
+        "dense_down_peers",
+    }
     workload = at(part, 2)
     inputs = part.make_inputs(workload, "typical", 1)
     assert set(part.oracle(inputs, workload)) == set(part.plain(inputs, workload)) == set(part.produced)

@@ -26,7 +26,9 @@ def subgraph(architecture: Architecture, ops: Mapping[str, OpContract], name: st
     unknown = [op for op in names if op not in ops]
     if unknown or not 2 <= len(names) <= _MOST:
         raise UserError(
-            f"no op of kimi_k3 is called {unknown[0]!r}" if unknown else f"a part has 2 to {_MOST} ops, not {len(names)}",
+            f"no op of kimi_k3 is called {unknown[0]!r}"
+            if unknown
+            else f"a part has 2 to {_MOST} ops, not {len(names)}",
             f"known: {', '.join(ops)}; {_EXAMPLES}",
         )
     graph = _graph(architecture)
@@ -90,9 +92,15 @@ def _connections(graph: OpGraph, names: Sequence[str]) -> str:
     """What each of the ops is connected to, in words."""
     lines = []
     for op in dict.fromkeys(names):
-        after = {graph.nodes[e.consumer].op for e in graph.edges if e.via is Via.HERE and graph.nodes[e.producer].op == op}
-        before = {graph.nodes[e.producer].op for e in graph.edges if e.via is Via.HERE and graph.nodes[e.consumer].op == op}
-        lines.append(f"{op} reads from {', '.join(sorted(before)) or 'no op'}, is read by {', '.join(sorted(after)) or 'no op'}")
+        after = {
+            graph.nodes[e.consumer].op for e in graph.edges if e.via is Via.HERE and graph.nodes[e.producer].op == op
+        }
+        before = {
+            graph.nodes[e.producer].op for e in graph.edges if e.via is Via.HERE and graph.nodes[e.consumer].op == op
+        }
+        lines.append(
+            f"{op} reads from {', '.join(sorted(before)) or 'no op'}, is read by {', '.join(sorted(after)) or 'no op'}"
+        )
     return "; ".join(lines)
 
 
@@ -108,7 +116,9 @@ def _kind(graph: OpGraph, place: Sequence[str]) -> tuple:
 
 def _inside(nodes: Sequence[Node], index: int) -> dict[str, tuple[int, str]]:
     """Tensors of a node that another node of the part writes on this rank."""
-    writers = {value: (i, tensor) for i, node in enumerate(nodes) if i != index for tensor, value in node.writes.items()}
+    writers = {
+        value: (i, tensor) for i, node in enumerate(nodes) if i != index for tensor, value in node.writes.items()
+    }
     return {
         tensor: writers[sources[0].value]
         for tensor, sources in nodes[index].reads.items()

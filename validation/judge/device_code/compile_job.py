@@ -34,7 +34,8 @@ MAX_MESSAGE = 4000
 def run(payload: Mapping[str, Any], memory: Sequence[Any], scratch: str | Path) -> tuple[dict, list[bytes]]:
     """Compiles kernel variants for one target.
 
-    payload: {"source": {"files": {name: text}, "cuda": {name: text}}, "variants": {key: KernelVariant}, "target": 90 | 103}.
+    payload: {"source": {"files": {name: text}, "cuda": {name: text}}, "variants": {key: KernelVariant},
+    "target": 90 | 103}.
     Answers ({"kernels": {key: DeviceCode without ptx, cubin and sass}, "order": [key, ...]}, blobs) with PTX, cubin
     and SASS of each key of "order", in that order; a variant that does not compile has {"reason", "message"} in
     "problems" instead. A compiler that aborts takes the process with it: give such a job one variant.

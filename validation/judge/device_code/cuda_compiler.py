@@ -93,7 +93,7 @@ _HOW = 'pip install "fasttrack[cuda]"'
 
 
 def _tools():
-    """(include directories, the nvrtc module, the exception that says its library is missing). Raises NoCudaCompiler."""
+    """(include directories, the nvrtc module, what it raises where its library is missing). Raises NoCudaCompiler."""
     try:
         from cuda.bindings import nvrtc
         from cuda.pathfinder import DynamicLibNotFoundError, find_nvidia_header_directory

@@ -11,11 +11,15 @@ _INTEGERS = "".join(
 )
 _STDINT = f"#pragma once\n{_INTEGERS}typedef int64_t intptr_t;\ntypedef uint64_t uintptr_t;\n"
 _STDDEF = "#pragma once\ntypedef decltype(sizeof(0)) size_t;\ntypedef long ptrdiff_t;\n"
-_TENSOR_MAP = "#pragma once\ntypedef struct alignas(64) CUtensorMap_st { unsigned long long opaque[16]; } CUtensorMap;\n"
+_TENSOR_MAP = (
+    "#pragma once\ntypedef struct alignas(64) CUtensorMap_st { unsigned long long opaque[16]; } CUtensorMap;\n"
+)
 
 # Functions of mathematics, printf and assert are built in.
 STANDARD_HEADERS = {
     "stdint.h": _STDINT, "cstdint": _STDINT, "stddef.h": _STDDEF, "cstddef": _STDDEF, "cuda.h": _TENSOR_MAP,
     "cudaTypedefs.h": _TENSOR_MAP,
-    **dict.fromkeys(("stdlib.h", "cstdlib", "math.h", "cmath", "assert.h", "cassert", "stdio.h", "cstdio"), "#pragma once\n"),
+    **dict.fromkeys(
+        ("stdlib.h", "cstdlib", "math.h", "cmath", "assert.h", "cassert", "stdio.h", "cstdio"), "#pragma once\n"
+    ),
 }  # fmt: skip

@@ -36,7 +36,7 @@ class Bound:
         self.memory = Memory(variant.function, self._ranges())
 
     def values(self, kernel) -> dict[str, object]:
-        """Every parameter's value: pointers, scalars, descriptors, tuples, and constants as the kernel declares them."""
+        """Every parameter's value: pointers, scalars, descriptors, tuples, constants as the kernel declares them."""
         values: dict[str, object] = {}
         for name, parameter in inspect.signature(kernel.fn).parameters.items():
             declared = "constexpr" in str(parameter.annotation)

@@ -19,6 +19,7 @@ from ..kernel_source import KernelSource
 from ..pack import KernelPack, KernelVariant, Language, Role
 from . import corrections
 
+
 def run(payload: dict, memory: list[mmap.mmap], scratch: pathlib.Path) -> dict:
     """Runs the launches of a pack, in order, on `memory[0]`.
 

@@ -1,4 +1,4 @@
-"""From the values of a launch to the plan's arguments: names for pointers, plain values, a refusal for anything else."""
+"""From the values of a launch to the plan's arguments: names for pointers, plain values, a refusal for the rest."""
 
 import math
 import operator

@@ -1,4 +1,4 @@
-"""What a candidate's `launch` and `prepare` receive as `ctx`: device facts, streams, roles, kernels that are not Triton."""
+"""What a candidate's `launch` and `prepare` receive as `ctx`: device facts, streams, roles, CUDA C++ kernels."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -65,7 +65,7 @@ class Context(Protocol):
         """
 
     def peers(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-        """A device table of 64-bit addresses, one a rank: a pointer to i64 for a Triton kernel, `T* const*` for CUDA."""
+        """A device table of 64-bit addresses, one a rank: a pointer to i64 in Triton, `T* const*` in CUDA C++."""
 
 
 class RecordingContext:

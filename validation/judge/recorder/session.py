@@ -113,7 +113,9 @@ class Recording:
         name, code = jit.fn.__qualname__, jit.fn.__code__
         file = self.files.relative(code.co_filename)
         if type(jit).__name__ == "GluonJITFunction":
-            self.refuse("record.gluon", f"kernel {name!r} is written in Gluon, which has no interpreted form: use Triton")
+            self.refuse(
+                "record.gluon", f"kernel {name!r} is written in Gluon, which has no interpreted form: use Triton"
+            )
         if type(jit).__name__ != "JITFunction":
             self.refuse("record.kernel_type", f"kernel {name!r} is a {type(jit).__name__}; use @triton.jit")
         if file is None:

@@ -14,6 +14,8 @@ READS = frozenset(
     ("item", "tolist", "numpy", "cpu", "cuda", "pin_memory", "__array__", "__dlpack__")
     + ("__bool__", "__int__", "__float__", "__index__", "__complex__")
 )
+# Functions that make tensors of host data, below the operations that a dispatch mode sees.
+MAKES = frozenset(("tensor", "as_tensor", "asarray", "from_dlpack", "frombuffer", "from_numpy", "from_file"))
 READING_OPERATIONS = frozenset(("_local_scalar_dense", "equal", "is_nonzero", "_to_copy"))
 CUDA_CLASSES = ("Stream", "Event", "ExternalStream", "CUDAGraph", "graph", "stream", "device")
 
@@ -39,6 +41,8 @@ class _Functions(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name in READS and args and isinstance(args[0], torch.Tensor):
             self.refuse("record.data_read", f"launch calls Tensor.{name}(): a plan must not depend on data")
+        if name in MAKES and getattr(func, "__objclass__", None) is None:
+            self.refuse("record.allocation", f"launch makes a tensor (torch.{name}): declare it in scratch()")
         return func(*args, **(kwargs or {}))
 
 

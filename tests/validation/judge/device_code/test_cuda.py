@@ -128,7 +128,9 @@ def test_spills_are_those_of_the_kernel_alone(made):
     assert audit.registers <= 40 and audit.spill_store_bytes > 0 and audit.spill_load_bytes > 0
     assert audit.local_stores > 0
     assert audit.stack_bytes == int(re.search(r"Function crowded:\s+REG:\d+ STACK:(\d+)", code.resource_usage)[1]) > 0
-    assert figures(made(SCALE.model_copy(update={"options": SCALE.options | {"max_registers": 40}})))[1].stack_bytes == 0
+    assert (
+        figures(made(SCALE.model_copy(update={"options": SCALE.options | {"max_registers": 40}})))[1].stack_bytes == 0
+    )
 
 
 def test_tensor_maps_tables_and_odd_scalars(made):

@@ -79,6 +79,7 @@ def test_rounding_to_tf32_on_the_way(interpreter):
     assert reply["status"] == "ok" and (after["Y"] == 1 + 2.0**-10).all()
 
 
+TWO = {"kind": "scalar", "type": "fp32", "value": 2.0}
 STORE = "@triton.jit\ndef kernel(D, V):\n    D.{call}([{at}], tl.full([4, 16], 1.0, tl.float32) * V)\n"
 
 
@@ -88,7 +89,7 @@ def test_what_is_stored_outside_is_dropped(interpreter, call):
     reply, after = interpreter.run(
         STORE.format(call=call, at="3, 16"), {"X": x},
         arguments={
-            "D": tensor_map("X", (5, 24), (4, 16), strides=(32, 1)), "V": {"kind": "scalar", "type": "fp32", "value": 2.0},
+            "D": tensor_map("X", (5, 24), (4, 16), strides=(32, 1)), "V": TWO,
         },
     )  # fmt: skip
     expected = x.clone()
@@ -101,7 +102,7 @@ def test_a_descriptor_to_a_read_only_buffer_does_not_store(interpreter):
     reply, after = interpreter.run(
         STORE.format(call="store", at="0, 0"), {"X": torch.zeros(6, 32)}, read_only=("X",),
         arguments={
-            "D": tensor_map("X", (5, 24), (4, 16), strides=(32, 1)), "V": {"kind": "scalar", "type": "fp32", "value": 2.0},
+            "D": tensor_map("X", (5, 24), (4, 16), strides=(32, 1)), "V": TWO,
         },
     )  # fmt: skip
     assert reply["status"] == "violation" and reply["details"]["fault"] == "read_only" and not after["X"].any()

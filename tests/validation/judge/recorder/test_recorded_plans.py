@@ -53,7 +53,6 @@ def launch(ctx, buffers, axes, config):
     assert validate(pack, tuple(TensorSpec.model_validate(t) for t in TENSORS), PARAMETERS) == ()
 
 
-
 def test_views_become_byte_offsets_and_lose_divisibility(record):
     answer, _ = record(
         """
@@ -309,7 +308,8 @@ def launch(ctx, buffers, axes, config):
     variant = only_kernel(pack)
     assert (variant.language, variant.file, variant.function) == ("cuda", "kernels/gemv.cu", "gemv")
     assert variant.signature == {
-        "p0": "tensor_map", "p1": "*bf16", "p2": "peers", "p3": "i32", "p4": "fp32", "p5": "u1", "p6": "u64", "p7": "*i32",
+        "p0": "tensor_map", "p1": "*bf16", "p2": "peers", "p3": "i32", "p4": "fp32", "p5": "u1", "p6": "u64",
+        "p7": "*i32",
     }  # fmt: skip
     assert variant.constexprs == {"TILE": 64, "T": "__nv_bfloat16", "FAST": True} and variant.divisible_by_16 == ()
     assert variant.options == {

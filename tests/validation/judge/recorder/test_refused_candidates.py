@@ -15,6 +15,15 @@ GO = "copy[(1,)](buffers.x, buffers.o, 5, BLOCK=32)"
 REFUSALS = {
     "tensor made in launch": (
         "record.allocation", "empty", launch("t = torch.empty(64)", "copy[(1,)](t, buffers.o, 5, BLOCK=32)")),
+    "tensor of a list": ("record.allocation", "torch.tensor", launch("torch.tensor([1.0])", GO)),
+    "tensor out of place": ("record.torch_operation", "mm", launch("torch.mm(buffers.w, buffers.w, out=buffers.w)", GO)),
+    "functional": ("record.torch_operation", "mm", launch("torch.nn.functional.linear(buffers.w, buffers.w)", GO)),
+    "operation by its name": ("record.torch_operation", "mm", launch("torch.ops.aten.mm(buffers.w, buffers.w)", GO)),
+    "compiled function": ("record.torch_cuda", "torch.cuda", launch("torch.compile(lambda x: x + 1)(buffers.x)", GO)),
+    "graph": ("record.torch_cuda", "CUDAGraph", launch("torch.cuda.CUDAGraph()", GO)),
+    "resized": ("record.torch_operation", "resize_", launch("buffers.x.resize_(3)", GO)),
+    "other storage": ("record.torch_operation", "set_", launch("buffers.x.set_()", GO)),
+    "storage that is read": ("record.allocation", "empty", launch("buffers.x.untyped_storage()[0]", GO)),
     "tensor like another": ("record.torch_operation", "zeros_like", launch("torch.zeros_like(buffers.x)", GO)),
     "tensor kept from import": (
         "record.unknown_storage", "'x'",
@@ -118,7 +127,8 @@ def inner(x):
         "record.peers", "pass the table",
         launch("copy[(1,)](ctx.peers([buffers.x, buffers.o])[1:], buffers.o, 5, BLOCK=32)")),
     "too many tables": (
-        "record.peers", "64 tables", launch("for n in range(65): ctx.peers([buffers.x[0, n % 64:]] * (1 + n // 64))", GO)),
+        "record.peers", "64 tables",
+        launch("for n in range(65):", "    ctx.peers([buffers.x[0, n % 64:]] * (1 + n // 64))", GO)),
     "peers while preparing": (
         "record.launch_outside", "ctx.peers",
         launch(GO, before="def prepare(ctx, static, a, c):\n    ctx.peers([static.w])\n")),
@@ -214,7 +224,11 @@ def test_arguments_of_cuda_kernels_are_refused_for_the_stated_reason(record, nam
 
 @pytest.mark.parametrize(
     ("options", "word"),
-    [("threads='many'", "'many'"), ("threads=32, max_registers=[1]", "[1]"), ("threads=32, cluster=object()", "object")],
+    [
+        ("threads='many'", "'many'"),
+        ("threads=32, max_registers=[1]", "[1]"),
+        ("threads=32, cluster=object()", "object"),
+    ],
 )
 def test_options_that_are_no_data_are_refused(record, options, word):
     code = launch(f"ctx.cuda('k.cu', 'k', {options})[1]()")
