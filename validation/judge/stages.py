@@ -18,8 +18,8 @@ from ..performance.hardware import Hardware
 from ..sandbox import JobResult, JobStatus, Limits, Sandbox, sealed_memory
 from . import plan
 from .candidate import Candidate
-from .device_code.build import ENTRY as COMPILE_ENTRY
 from .device_code import sass
+from .device_code.build import ENTRY as COMPILE_ENTRY
 from .device_code.build import Built, build
 from .device_code.records import SAYS_NOTHING, TARGETS, DeviceCode, target_name
 from .inspect_trial import Finding
