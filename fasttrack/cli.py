@@ -150,7 +150,7 @@ def record(
     model: ModelName,
     op: OpName,
     candidate: CandidateFile,
-    out: Annotated[Path, typer.Option("-o", "--out", metavar="FILE", help="the file to write; one that is there is replaced")],
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="FILE", help="the file to write, or to replace")],
     config: ConfigText = None,
     unseen: Annotated[int, typer.Option(min=1, max=16, help="unseen layouts of each workload")] = 1,
     unsafe_no_sandbox: Unsafe = False,

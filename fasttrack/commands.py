@@ -87,7 +87,7 @@ def record(
         "file": str(out), "bytes": size, "candidate_digest": candidate.digest(), "record_digest": recorded.digest(),
         "workloads": len(recorded.packs), "kernels": len(recorded.codes), "seconds": recorded.seconds,
     }  # fmt: skip
-    text = f"{out}: {op}, candidate {candidate.digest()[:12]}, {facts['workloads']} plans, {facts['kernels']} cubins, {size} bytes"
+    text = f"{out}: {op}, candidate {candidate.digest()[:12]}, {len(recorded.packs)} plans, {len(recorded.codes)} cubins"
     print(json.dumps(facts, indent=2) if as_json else f"{text}\n  judge it: `fasttrack evaluate {model} --pack {out}`")
     raise typer.Exit(0)
 

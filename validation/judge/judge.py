@@ -144,12 +144,18 @@ class Judge:
         return self._record(candidate, contract, checked, chosen, {w.name: unseen for w in checked})
 
     def _record_declared(self, candidate: Candidate, *, unseen: int, every: bool) -> Recorded:
-        """All declared workloads; an interpreter checks the small ones. `every`: unseen layouts of all, not of those."""
+        """All declared workloads, of which an interpreter checks the small ones; unseen layouts of those, or of `every`."""
         contract = self.model.op(candidate.op)
         declared = contract.workloads()
+<<<<<<< HEAD
         # An imported definition may have no batches as small as these.
         small = tuple(w for w in declared if w.axes["rows"] in SCREEN_ROWS) or declared[:2]
         return self._record(candidate, contract, small, declared, {w.name: unseen for w in (declared if every else small)})
+=======
+        small = tuple(w for w in declared if w.axes["rows"] in SCREEN_ROWS)
+        varied = {w.name: unseen for w in (declared if every else small)}
+        return self._record(candidate, contract, small, declared, varied)
+>>>>>>> room/gpu
 
     def _record(
         self, candidate: Candidate, contract: OpContract, checked: tuple[Workload, ...],
@@ -193,7 +199,8 @@ class Judge:
         digest, judge = self.model.digest(recorded.candidate.op), installed_judge_digest()
         workloads = verify(recorded, self.model.model, contract, digest, judge)
         if recorded.hardware != self._hardware.name:
-            raise RecordedError("recorded.hardware", f"recorded for {recorded.hardware}, judged for {self._hardware.name}")
+            message = f"recorded for {recorded.hardware}, judged for {self._hardware.name}"
+            raise RecordedError("recorded.hardware", message)
         ruling = self._ruling(recorded.candidate, recorded.unsafe or self._unsafe, self._confined(recorded))
         ruling.seconds.update(recorded.seconds)
         ruling.toolchain = recorded.toolchain

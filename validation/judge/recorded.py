@@ -110,18 +110,21 @@ def verify(
 ) -> Workloads:
     """Whether a record may be ruled on with this contract and judge; its workloads. Raises RecordedError."""
     if recorded.schema_version != SCHEMA:
-        raise RecordedError("recorded.schema", f"the record has schema {recorded.schema_version}, this judge reads {SCHEMA}")
+        message = f"the record has schema {recorded.schema_version}, this judge reads {SCHEMA}"
+        raise RecordedError("recorded.schema", message)
     if (recorded.model, recorded.candidate.op) != (model, contract.op):
         theirs = f"{recorded.model}/{recorded.candidate.op}"
         raise RecordedError("recorded.model", f"the record is for {theirs}, not for {model}/{contract.op}")
     if recorded.contract_digest != contract_digest:
-        raise RecordedError("recorded.contract", f"the contract of {contract.op} is not the one that the record was made for")
+        message = f"the contract of {contract.op} is not the one that the record was made for"
+        raise RecordedError("recorded.contract", message)
     if recorded.judge_digest != judge_digest:
         raise RecordedError("recorded.judge", "the installed judge is not the one that the record was made by")
     workloads = workloads_of(contract, recorded.checked, recorded.declared, recorded.unseen, recorded.far_base)
     missing = [w.name for w in workloads.checked if not recorded.unseen.get(w.name)]
     if missing or not recorded.checked:
-        raise RecordedError("recorded.workloads", f"the record has no unseen layout of {(missing or ['any workload'])[0]}")
+        message = f"the record has no unseen layout of {(missing or ['any workload'])[0]}"
+        raise RecordedError("recorded.workloads", message)
     if contract.far(workloads.checked[0]) is not None and workloads.far is None:
         raise RecordedError("recorded.workloads", "the record has no workload with offsets beyond 32 bits")
     if any(check.outcome is Outcome.PASS for check in recorded.stopped):
@@ -140,7 +143,8 @@ def _verify_packs(recorded: Recorded, workloads: Workloads) -> None:
     candidate = recorded.candidate.digest()
     for name, pack in recorded.packs.items():
         if (pack.op, pack.workload, pack.candidate_digest) != (recorded.candidate.op, name, candidate):
-            raise RecordedError("recorded.candidate", f"the plan of {name} belongs to another candidate, op or workload")
+            message = f"the plan of {name} belongs to another candidate, op or workload"
+            raise RecordedError("recorded.candidate", message)
 
 
 def _verify_codes(recorded: Recorded) -> None:
@@ -149,7 +153,8 @@ def _verify_codes(recorded: Recorded) -> None:
     given = [(code.kernel, code.target) for code in recorded.codes]
     if set(given) != needed or len(given) != len(needed):
         odd = sorted(set(given) ^ needed or set(given))[0]
-        raise RecordedError("recorded.codes", f"device code does not match the kernels of the plans: {odd[0]} for {odd[1]}")
+        message = f"device code does not match the kernels of the plans: {odd[0]} for {odd[1]}"
+        raise RecordedError("recorded.codes", message)
     for code in recorded.codes:
         constants = {name for name, kind in variants[code.kernel].signature.items() if kind == "constexpr"}
         expected = set(variants[code.kernel].signature) - constants

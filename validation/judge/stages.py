@@ -18,8 +18,8 @@ from ..performance.hardware import Hardware
 from ..sandbox import JobResult, JobStatus, Limits, Sandbox, sealed_memory
 from . import plan
 from .candidate import Candidate
-from .device_code.build import ENTRY as COMPILE_ENTRY
 from .device_code import sass
+from .device_code.build import ENTRY as COMPILE_ENTRY
 from .device_code.build import Built, build
 from .device_code.records import SAYS_NOTHING, TARGETS, DeviceCode, target_name
 from .inspect_trial import Finding
@@ -241,7 +241,8 @@ def prepare(
     finally:
         os.close(fd)
     names = result.value.get("prepared") if result.status is JobStatus.OK else None
-    if not isinstance(names, list) or sorted(map(str, names)) != sorted(pack.prepared) or len(result.blobs) != len(names):
+    named = isinstance(names, list) and sorted(map(str, names)) == sorted(pack.prepared)
+    if not named or len(result.blobs) != len(names):
         detail = _last_line(result) if result.status is not JobStatus.OK else str(result.value.get("rejected", names))
         raise PrepareFailed(_text(f"prepare gave other buffers than it declared: {detail}"))
     # By name: a plan that was kept in a file lists its buffers in another order.

@@ -1,9 +1,11 @@
 """The judge's handle on the stock path's process."""
 
-import multiprocessing
 import os
+import socket
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
-from contextlib import contextmanager
+from multiprocessing.connection import Connection
 
 from ..contracts.base import Workload
 from .plausibility import Reading
@@ -29,22 +31,24 @@ class StockProcess:
         self.launches = 0
 
     def __enter__(self) -> "StockProcess":
-        context = multiprocessing.get_context("spawn")
-        self._pipe, other = context.Pipe()
-        from .stock_worker import serve
-
-        self._process = context.Process(target=serve, args=(other, self._model), daemon=True)
-        with _clean_environment():
-            self._process.start()
-        other.close()
+        mine, theirs = socket.socketpair()
+        code = f"from {__package__} import stock_worker; stock_worker.main({theirs.fileno()}, {self._model!r})"
+        environment = {name: os.environ[name] for name in _PASSED if name in os.environ}
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", code], env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+            )  # fmt: skip
+        self._pipe = Connection(mine.detach())
         return self
 
     def __exit__(self, *error) -> None:
         self._pipe.close()
-        self._process.join(5)
-        if self._process.is_alive():
+        try:
+            self._process.wait(5)
+        except subprocess.TimeoutExpired:
             self._process.kill()
-            self._process.join()
+            self._process.wait()
 
     def flags(self) -> Mapping[str, str]:
         """Versions and global switches of the process, for the evidence."""
@@ -94,16 +98,3 @@ class StockProcess:
         if outcome != "ok":
             raise StockFailed(value)
         return value
-
-
-@contextmanager
-def _clean_environment():
-    """The child inherits only what it needs; the caller's environment is back afterwards."""
-    kept = dict(os.environ)
-    os.environ.clear()
-    os.environ.update({name: kept[name] for name in _PASSED if name in kept})
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(kept)

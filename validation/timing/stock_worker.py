@@ -22,18 +22,17 @@ from ..tensors import torch_dtype
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def serve(pipe: Connection, model: str) -> None:
-    """Answers commands until the pipe closes: ("ok", value) or ("error", text) for each."""
+def main(descriptor: int, model: str) -> None:
+    """Answers commands on a connection until it closes: ("ok", value) or ("error", text) for each."""
     torch.set_num_threads(1)
-    ops = contracts.load(model)
-    worker = _Worker()
+    worker, pipe = _Worker(contracts.load(model)), Connection(descriptor)
     while True:
         try:
             command, arguments = pipe.recv()
         except EOFError:
             return
         try:
-            pipe.send(("ok", getattr(worker, f"do_{command}")(ops, **arguments)))
+            pipe.send(("ok", getattr(worker, f"do_{command}")(**arguments)))
         except Exception as error:  # the judge decides what a failing stock path means, so it gets the whole story
             pipe.send(("error", f"{error}\n{traceback.format_exc()}"))
 
@@ -51,11 +50,12 @@ class _Slot:
 class _Worker:
     """The state between commands: one captured op."""
 
-    def __init__(self) -> None:
+    def __init__(self, model: contracts.ModelContract) -> None:
+        self.model = model
         self.slots: list[_Slot] = []
         self.graph: torch.cuda.CUDAGraph | None = None
 
-    def do_flags(self, ops) -> dict[str, str]:
+    def do_flags(self) -> dict[str, str]:
         """Global switches that could slow or speed the stock path, as they stand in this process."""
         return {
             "torch": torch.__version__,
@@ -67,12 +67,12 @@ class _Worker:
         }
 
     def do_capture(
-        self, ops, op: str, workload: dict, distribution: str, seeds: Sequence[int], slots: int
+        self, op: str, workload: dict, distribution: str, seeds: Sequence[int], slots: int
     ) -> int:
         """Draws one input set a seed, lays them out in turn on `slots` copies of the op's memory, and captures one
         graph that runs each copy; gives kernels a call. The weights are the first set's everywhere."""
         self.free()
-        contract, point = ops.op(op), Workload.model_validate(workload)
+        contract, point = self.model.op(op), Workload.model_validate(workload)
         drawn = [contract.make_inputs(point, distribution, seed) for seed in seeds]
         specs = contract.tensors(point)
         path = contract.stock("cuda")
@@ -87,7 +87,7 @@ class _Worker:
         self.graph = self._capture(lambda: [slot.bound.run() for slot in self.slots], self.slots[0].bound.run)
         return round(_kernel_nodes(self.graph) / slots)
 
-    def do_refresh(self, ops, seed: int) -> None:
+    def do_refresh(self, seed: int) -> None:
         """States as drawn; the lowest mantissa bits of floating inputs flipped at random."""
         torch.manual_seed(seed)
         for slot in self.slots:
@@ -99,7 +99,7 @@ class _Worker:
                     bits ^= torch.randint_like(bits, 0, 2)
         torch.cuda.synchronize()
 
-    def do_replay(self, ops) -> tuple[int, int]:
+    def do_replay(self) -> tuple[int, int]:
         """Nanoseconds of one replay, by CUDA events and by the host's clock round a drain."""
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         began = time.perf_counter_ns()
@@ -109,11 +109,11 @@ class _Worker:
         torch.cuda.synchronize()
         return round(start.elapsed_time(end) * 1e6), time.perf_counter_ns() - began
 
-    def do_produced(self, ops, slot: int) -> dict[str, torch.Tensor]:
+    def do_produced(self, slot: int) -> dict[str, torch.Tensor]:
         """What the last replay left in a slot (outputs and states), on the CPU."""
         return {name: tensor.cpu().contiguous() for name, tensor in self.slots[slot].bound.outputs.items()}
 
-    def do_ceiling(self, ops, size: int, repeats: int) -> float:
+    def do_ceiling(self, size: int, repeats: int) -> float:
         """Bytes per second of reading `size` bytes with a kernel, median of `repeats` graph replays."""
         from .read_kernel import read
 
@@ -121,7 +121,7 @@ class _Worker:
         sink = torch.zeros(1, dtype=torch.int32, device="cuda")
         self.free()
         self.graph = self._capture(lambda: read(data, sink), lambda: read(data, sink))
-        times = sorted(self.do_replay(ops)[0] for _ in range(repeats))
+        times = sorted(self.do_replay()[0] for _ in range(repeats))
         self.free()
         return size / (times[len(times) // 2] * 1e-9)
 

@@ -29,7 +29,10 @@ def process(*arguments, **environment):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("command", ["propose", "evaluate", "record", "submit", "gate", "report", "doctor", "models", "ops"])
+COMMANDS = ("propose", "evaluate", "record", "submit", "gate", "report", "doctor", "models", "ops")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_help_with_an_example(command, capsys):
     assert cli.run([command, "--help"]) == 0
     text = " ".join(capsys.readouterr().out.split())

@@ -2,11 +2,14 @@
 
 import os
 import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from fasttrack_validation import contracts
-from fasttrack_validation.timing.stock import StockFailed, StockProcess, _clean_environment
+from fasttrack_validation.timing.stock import StockFailed, StockProcess
 
 torch = pytest.importorskip("torch")
 
@@ -33,11 +36,26 @@ def test_a_killed_process_is_a_clear_error():
 def test_flags_that_a_caller_set_do_not_reach_the_process(monkeypatch):
     monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
-    before = dict(os.environ)
-    with _clean_environment():
-        assert not {"NVIDIA_TF32_OVERRIDE", "CUBLAS_WORKSPACE_CONFIG"} & set(os.environ)
-        assert os.environ["PATH"] == before["PATH"]
-    assert dict(os.environ) == before
+    with StockProcess("kimi_k3") as stock:
+        environment = Path(f"/proc/{stock._process.pid}/environ").read_bytes()
+    assert b"PATH=" in environment
+    assert b"TF32" not in environment and b"CUBLAS" not in environment
+
+
+def test_a_program_without_a_main_guard_can_use_it(tmp_path):
+    """A script that opens the stock path at its top level must not be run again by the process that it opens."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from fasttrack_validation.timing.stock import StockFailed, StockProcess\n"
+        "print('once')\n"
+        "with StockProcess('kimi_k3') as stock:\n"
+        "    try:\n"
+        "        stock.flags()\n"
+        "    except StockFailed:\n"
+        "        pass\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "once\n"), done.stderr
 
 
 @pytest.mark.gpu

@@ -17,7 +17,8 @@ _INTEGERS = {
 _FLOATS = {"fp16": "<e", "fp32": "<f", "fp64": "<d"}
 # CUtensorMapDataType
 _ELEMENTS = {
-    DType.U8: 0, DType.I8: 0, DType.F8E4M3: 0, DType.F8E5M2: 0, DType.I16: 1, DType.I32: 3, DType.I64: 5, DType.F16: 6, DType.F32: 7, DType.F64: 8,
+    DType.U8: 0, DType.I8: 0, DType.F8E4M3: 0, DType.F8E5M2: 0,
+    DType.I16: 1, DType.I32: 3, DType.I64: 5, DType.F16: 6, DType.F32: 7, DType.F64: 8,
     DType.BF16: 9,
 }  # fmt: skip
 _TF32 = 11
@@ -67,7 +68,8 @@ def _argument(argument: Argument, layout: TensorMapLayout | None, placing: Placi
         case PeerTableArgument():
             return [_pointer(placing.table([placing.address(one.buffer, one.offset) for one in argument.buffers]))]
         case TensorMapArgument():
-            encoded = placing.tensor_map(tensor_map(argument, layout, placing.address(argument.buffer, argument.offset)))
+            address = placing.address(argument.buffer, argument.offset)
+            encoded = placing.tensor_map(tensor_map(argument, layout, address))
             if layout is None:
                 return [encoded]
             shape = [struct.pack("<i", size) for size in argument.shape]

@@ -25,12 +25,13 @@ def choose(asked: str | Device) -> tuple[Device | None, str]:
             capability = device.facts.capability
             if capability in TARGETS:
                 return device, ""
-            why = f"{device.facts.name} is {target_name(capability)}; code is compiled for {', '.join(map(target_name, TARGETS))}"
+            built = ", ".join(map(target_name, TARGETS))
+            why = f"{device.facts.name} is {target_name(capability)}; code is compiled for {built}"
         except DeviceLost as lost:
             why = lost.what
         device.close()
     if asked == "gpu":
-        raise UserError(f"no GPU to launch on: {why}", "install the extra: pip install 'fasttrack[gpu]'; see `nvidia-smi`")
+        raise UserError(f"no GPU to launch on: {why}", "pip install 'fasttrack[gpu]', and see `nvidia-smi`")
     return None, why
 
 

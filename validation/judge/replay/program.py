@@ -107,7 +107,8 @@ class Program:
                 cooperative=code.launch_cooperative_grid,
             )
             if math.prod(shape.grid) % code.ctas:
-                raise Refused("execution.cluster", f"{name}: {shape.grid} blocks do not divide into clusters of {code.ctas}")
+                message = f"{name}: {shape.grid} blocks do not divide into clusters of {code.ctas}"
+                raise Refused("execution.cluster", message)
             bound.append(Bound(name, function, shape, given, launch.stream, launch.waits, launch.role))
         return tuple(bound)
 

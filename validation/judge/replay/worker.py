@@ -116,7 +116,7 @@ class Worker:
         if asked.slot in self._slots:
             raise CommandError(f"slot {asked.slot} is taken")
         if asked.lead > asked.slack or asked.lead % ALIGNMENT or asked.slack % ALIGNMENT:
-            raise CommandError(f"lead {asked.lead} and slack {asked.slack} are no multiples of 256, the lead the smaller")
+            raise CommandError(f"lead {asked.lead}, slack {asked.slack}: multiples of 256, the lead the smaller")
         for name, region in asked.regions.items():
             if region.offset % ALIGNMENT or region.offset + region.bytes > asked.size:
                 raise CommandError(f"region {name} does not fit the arena")
