@@ -1,14 +1,20 @@
 """What a finished group of trials shows. Pure and slow (it computes oracles): meant for a thread of its own."""
 
+import hashlib
 from dataclasses import dataclass, field
 
-from ..contracts.base import OpContract
+import torch
+
+from ..contracts.base import OpContract, TensorRole
 from ..numerics.calibrate import Measurement
 from . import inspect_trial
 from .diagnose import diagnose
 from .inspect_trial import Finding
 from .ruling import Ruling
 from .trials import Trial
+
+
+_WEIGHT_BYTES = 1 << 20
 
 
 @dataclass
@@ -27,6 +33,7 @@ def examine(contract: OpContract, trials: list[Trial]) -> Examined:
     """Holds a group against the oracle and its members against each other; the first trial is the base."""
     found = Examined(trials)
     for trial in trials:
+        trial.fingerprint = fingerprint(trial, contract)
         if finding := inspect_trial.execution_finding(trial):
             found.ended = finding, trial
             return found
@@ -52,6 +59,19 @@ def examine(contract: OpContract, trials: list[Trial]) -> Examined:
             measured = inspect_trial.measurements(trial, contract, oracle, plain)
             found.measured.append((trial, measured, oracle))
     return found
+
+
+def fingerprint(trial: Trial, contract: OpContract) -> str:
+    """Digest of what a trial drew: inputs and states, and the beginning of each weight. Empty where nothing was drawn.
+
+    Inputs alone may recur by right: those of a batch that is all padding, say.
+    """
+    digest = hashlib.sha256()
+    for spec in contract.tensors(trial.spec.workload) if trial.inputs else ():
+        if spec.role is not TensorRole.OUTPUT:
+            flat = trial.inputs[spec.name].contiguous().flatten().view(torch.uint8)
+            digest.update((flat[:_WEIGHT_BYTES] if spec.role is TensorRole.STATIC else flat).numpy())
+    return digest.hexdigest() if trial.inputs else ""
 
 
 def settle(found: Examined, contract: OpContract, ruling: Ruling) -> None:

@@ -147,15 +147,10 @@ class Judge:
         """All declared workloads, of which an interpreter checks the small ones; unseen layouts of those, or of `every`."""
         contract = self.model.op(candidate.op)
         declared = contract.workloads()
-<<<<<<< HEAD
         # An imported definition may have no batches as small as these.
         small = tuple(w for w in declared if w.axes["rows"] in SCREEN_ROWS) or declared[:2]
-        return self._record(candidate, contract, small, declared, {w.name: unseen for w in (declared if every else small)})
-=======
-        small = tuple(w for w in declared if w.axes["rows"] in SCREEN_ROWS)
         varied = {w.name: unseen for w in (declared if every else small)}
         return self._record(candidate, contract, small, declared, varied)
->>>>>>> room/gpu
 
     def _record(
         self, candidate: Candidate, contract: OpContract, checked: tuple[Workload, ...],
@@ -297,6 +292,8 @@ class Judge:
                 for examined in pool.map(run, batch):
                     done += examined.trials
                     settle(examined, contract, ruling)
+                    for trial in examined.trials:
+                        trial.forget()
                 if ruling.stopped:
                     break
         ruling.settle_trials(contract, done, complete=not ruling.stopped)

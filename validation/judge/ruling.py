@@ -3,10 +3,9 @@
 from collections.abc import Callable, Iterable, Mapping
 
 from ..claims.cells import NotMeasured
-from ..contracts.base import OpContract, TensorRole, Workload
+from ..contracts.base import OpContract, Workload
 from ..numerics.calibrate import Decision, Measurement, decide
 from ..performance.hardware import profiles
-from ..records import sha256
 from ..timing.model import LaunchShape, model_plan
 from ..timing.result import Timing
 from .candidate import Candidate
@@ -67,7 +66,6 @@ class Ruling:
         self._cells: list[TimedCell] = []
         self._timings: dict[tuple[str, str], Timing] = {}
         self._untimed: dict[tuple[str, str], str] = {}
-        self._input_digests: list[str] = []
         if unsafe:
             message = "run with --unsafe-no-sandbox: candidate code shared this machine with the judge unconfined"
             self.add(_result("C1", Outcome.NOT_RUN, "sandbox.unsafe", message))
@@ -143,7 +141,7 @@ class Ruling:
         """Closes the trial stage: what did not fail has passed if every planned trial ran."""
         for trial in trials:
             self._trials.setdefault(trial.spec.workload.name, []).append(trial)
-        self._check_freshness(contract, trials)
+        self._check_freshness(trials)
         counts = {
             "C11": ("distributions", len({trial.spec.distribution for trial in trials}), 2),
             "C13": ("unseen_workloads", len({t.spec.workload.name for t in trials if t.spec.workload.held_out}), 1),
@@ -246,17 +244,11 @@ class Ruling:
             return "C13" if same else "C11"
         return "numerics"
 
-    def _check_freshness(self, contract: OpContract, trials: list[Trial]) -> None:
-        seen: dict[str, int] = {}
-        for trial in trials:
-            if is_twin(trial) or not trial.inputs:
-                continue  # the same inputs on purpose, or none were drawn
-            names = [s.name for s in contract.tensors(trial.spec.workload) if s.role is TensorRole.INPUT]
-            raw = b"".join(_raw(trial.inputs[name]) for name in names)
-            digest = sha256(raw)
-            if digest in seen:
-                self.add(_result("C2", Outcome.INVALID, "inputs.repeated", "two trials drew the same inputs"))
-            seen[digest] = 1
+    def _check_freshness(self, trials: list[Trial]) -> None:
+        # A twin has the same inputs on purpose.
+        drawn = [trial.fingerprint for trial in trials if trial.fingerprint and not is_twin(trial)]
+        if len(set(drawn)) < len(drawn):
+            self.add(_result("C2", Outcome.INVALID, "inputs.repeated", "two trials drew the same inputs"))
 
 
 def is_twin(trial: Trial) -> bool:
@@ -299,9 +291,3 @@ def _shape(launch, audit: KernelAudit, meter: Mapping[str, int]) -> LaunchShape:
         moved_bytes=round(per_program * blocks),
         spill_bytes_per_thread=audit.spill_store_bytes + audit.spill_load_bytes,
     )  # fmt: skip
-
-
-def _raw(tensor) -> bytes:
-    import torch
-
-    return tensor.contiguous().view(torch.uint8).numpy().tobytes() if tensor.numel() else b""

@@ -43,11 +43,18 @@ class Trial:
     dense: dict[str, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
     """Paged tensors as a kernel that assumes dense pages addresses them: before and after."""
     launches: tuple[Mapping[str, int], ...] = ()
+    fingerprint: str = ""
+    """Digest of what was drawn; empty until somebody looked, and where nothing was drawn"""
     seconds: float = 0.0
     unrestored: dict[str, int] = field(default_factory=dict)
     """Persistent buffers that the first step did not put back -> bytes that differ"""
     later: tuple[dict[str, torch.Tensor], ...] = ()
     """What further steps produced from the same inputs, where a plan has persistent buffers"""
+
+
+    def forget(self) -> None:
+        """Lets go of every tensor: a judge that kept those of all trials would need tens of gigabytes."""
+        self.inputs, self.produced, self.poison, self.dense, self.later = {}, {}, {}, {}, ()
 
 
 class Executor(Protocol):
