@@ -144,7 +144,7 @@ class Judge:
         return self._record(candidate, contract, checked, chosen, {w.name: unseen for w in checked})
 
     def _record_declared(self, candidate: Candidate, *, unseen: int, every: bool) -> Recorded:
-        """All declared workloads, of which an interpreter checks the small ones; unseen layouts of those, or of `every`."""
+        """All declared workloads; an interpreter checks the small ones. Unseen layouts of those, or of `every` one."""
         contract = self.model.op(candidate.op)
         declared = contract.workloads()
         # An imported definition may have no batches as small as these.
