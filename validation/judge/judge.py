@@ -243,6 +243,8 @@ def _inspect(contract: OpContract, trials: list[Trial], ruling: Ruling) -> None:
             oracle = contract.oracle(trial.inputs, trial.spec.workload)
             cause = diagnose(trial, contract, oracle)
             ruling.fail(finding, trial, cause)
+        for finding in inspect_trial.conflict_findings(trial):
+            ruling.fail(finding, trial)
     if not ruling.rejected:
         for other in trials[1:]:
             row = other.spec.perturbed_row

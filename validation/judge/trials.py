@@ -9,8 +9,9 @@ import torch
 
 from ..contracts.base import Far, OpContract, TensorRole, Workload
 from ..tensors import torch_dtype
-from .arena import Arena, StrayWrite
+from .arena import ALIGNMENT, Arena, StrayWrite
 from .pack import KernelPack
+from .plan import ALIGNMENT as MINIMUM_ALIGNMENT
 
 PLAUSIBLE, NOT_A_NUMBER = "plausible", "nan"
 
@@ -44,6 +45,8 @@ class Trial:
     """Paged tensors as a kernel that assumes dense pages addresses them: before and after."""
     launches: tuple[Mapping[str, int], ...] = ()
     seconds: float = 0.0
+    conflict: Mapping[str, object] | None = None
+    """The first access that the executor's log refuses (interpreter/access_log.py), where there is such a log."""
 
 
 class Executor(Protocol):
@@ -70,12 +73,17 @@ def run_trial(
     if spec.perturbed_row is not None:
         inputs = contract.perturb_row(inputs, spec.workload, spec.perturbed_row, spec.seed + 1)
     generator = np.random.Generator(np.random.PCG64(spec.layout_seed))
-    arena = Arena(contract.tensors(spec.workload), pack.scratch, pack.prepared, generator)
+    # Twins get the alignment that a plan may rely on and no more: what holds at 256 bytes only shows there.
+    alignment = MINIMUM_ALIGNMENT if spec.poison == PLAUSIBLE else ALIGNMENT
+    arena = Arena(contract.tensors(spec.workload), pack.scratch, pack.prepared, generator, alignment)
     try:
         for name, tensor in arena.specs.items():
             arena.put(name, _poison(tensor, spec) if tensor.role is TensorRole.OUTPUT else inputs[name])
         for name, data in prepared.items():
             arena.put_bytes(name, data)
+        for name, tensor in arena.specs.items():
+            if tensor.role is TensorRole.STATE:
+                arena.open_pages(name, _live_pages(contract, name, tensor.shape, inputs))
         shifts = _shift_pages(arena, spec.far, inputs) if spec.far else {}
         arena.seal()
         paged = [name for name in contract.produced if _is_paged(arena, name)]
@@ -84,6 +92,7 @@ def run_trial(
         trial = Trial(
             spec, str(outcome["status"]), str(outcome.get("message", "")), inputs,
             launches=tuple(outcome.get("launches", ())), seconds=float(outcome.get("seconds", 0.0)),
+            conflict=outcome.get("conflict"),
         )  # fmt: skip
         if trial.status == "ok":
             trial.produced = {name: arena.take(name) for name in contract.produced}
@@ -95,6 +104,12 @@ def run_trial(
         return trial
     finally:
         arena.close()
+
+
+def _live_pages(contract: OpContract, name: str, shape: tuple[int, ...], inputs) -> tuple[bool, ...]:
+    """Which pages (leading indices) of a state some live row owns."""
+    rest = (0,) * (len(shape) - 1)
+    return tuple(contract.row_of(name, (page, *rest), inputs) is not None for page in range(shape[0]))
 
 
 def _shift_pages(arena: Arena, far: Far, inputs: Mapping[str, torch.Tensor]) -> dict[str, int]:

@@ -18,29 +18,33 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from ...errors import UserError
+from ..happens_before import launch_orders, schedule
 from ..kernel_source import KernelSource
 from ..pack import BufferArgument, KernelPack, KernelVariant, Launch, Role
 from . import corrections
 
 if TYPE_CHECKING:
+    from .access_log import AccessLog
     from .memory import Memory
 
 
 def run(payload: dict, memory: list[mmap.mmap], scratch: pathlib.Path) -> dict:
-    """Runs the launches of a pack, in order, on `memory[0]`.
+    """Runs the launches of a pack on `memory[0]`.
 
     `payload` has `source` (KernelSource as a dict), `pack` (KernelPack as a dict), `buffers` (name -> offset and bytes
-    in memory[0], whether it is writable, and by how many bytes its address is lowered) and `order` (ascending, descending, shuffled:<seed>), the order of the
-    programs inside a launch: the result of an honest kernel does not depend on it.
+    in memory[0], whether it is writable, by how many bytes its address is lowered, and what access_log.shadow takes)
+    and `order` (ascending, descending, shuffled:<seed>): the order of the programs inside a launch, and of launches that
+    neither streams nor waits order. The result of an honest plan does not depend on it.
 
-    Returns `status` with `message`, `details`, `launches` (of each launch: programs that ran to their end,
-    bytes_loaded and bytes_stored by active lanes) and `seconds` (of interpreting):
-    `ok`; `violation` (a launch touched memory that it may not touch; `details` is the first such access);
-    `unsupported` (only a GPU can run it); `error` (the plan does not fit source or buffers, or a kernel raised).
+    Returns `status` with `message`, `details`, `launches` (of each launch: programs that ran to their end, bytes_loaded
+    and bytes_stored by active lanes) and `seconds` (of interpreting): `ok` (`conflict` is then the first access that
+    the access log refuses, or None); `violation` (a launch touched memory that it may not touch; `details` is the first
+    such access); `false_hint` (the kernel promises the compiler something that is not so); `unsupported` (only a GPU can run it); `error` (the plan does not fit source or buffers, or a kernel raised).
     Once it is not `ok`, buffers hold whatever the programs before had written.
     """
     corrections.install()
-    from .memory import MemoryViolation, NotInterpretable
+    from .access_log import AccessLog
+    from .violations import FalseHint, MemoryViolation, NotInterpretable
 
     started = time.perf_counter()
     step = _Step()
@@ -49,20 +53,26 @@ def run(payload: dict, memory: list[mmap.mmap], scratch: pathlib.Path) -> dict:
         pack = KernelPack.model_validate(payload["pack"])
         modules = _import_sources(source, scratch)
         base = ctypes.addressof(ctypes.c_char.from_buffer(memory[0]))
-        for step.launch, launch in enumerate(pack.launches):
-            allowed = _allowed(launch, pack.kernels[launch.kernel], payload["buffers"], base, len(memory[0]))
-            meter = {"programs": 0}
-            step.meters.append(meter)
-            for _ in _run_launch(launch, pack, modules, payload["buffers"], base, allowed, payload["order"]):
+        log = AccessLog(_shadows(pack, payload["buffers"], base))
+        orders = launch_orders(pack)
+        step.meters = [{"programs": 0} for _ in pack.launches]
+        for step.launch in schedule(pack, payload["order"]):
+            launch, meter = pack.launches[step.launch], step.meters[step.launch]
+            allowed = _allowed(launch, pack.kernels[launch.kernel], payload["buffers"], base, len(memory[0]), log)
+            log.clock.begin_launch(step.launch, orders[step.launch])
+            for _ in _run_launch(step.launch, pack, modules, payload["buffers"], base, allowed, payload["order"]):
                 meter["programs"] += 1
             meter.update(bytes_loaded=allowed.bytes_loaded, bytes_stored=allowed.bytes_stored)
     except MemoryViolation as violation:
         return step.result("violation", str(violation), started, violation.violation.as_dict())
+    except FalseHint as hint:
+        return step.result("false_hint", _describe(hint, scratch), started, {})
     except NotInterpretable as reason:
         return step.result("unsupported", str(reason), started, {})
     except Exception as error:
         return step.result("error", _describe(error, scratch), started, {"exception": type(error).__name__})
-    return step.result("ok", "", started, {})
+    conflict = log.conflict and log.conflict.as_dict() | {"message": str(log.conflict)}
+    return step.result("ok", "", started, {}) | {"conflict": conflict}
 
 
 class _Step:
@@ -107,19 +117,20 @@ def _module_name(package: str, file: str) -> str:
 
 
 def _run_launch(
-    launch: Launch, pack: KernelPack, modules: dict[str, ModuleType], buffers: dict, base: int, allowed: "Memory",
+    number: int, pack: KernelPack, modules: dict[str, ModuleType], buffers: dict, base: int, allowed: "Memory",
     order: str,
 ) -> Iterator[tuple[int, int, int]]:
     from triton.runtime.interpreter import InterpretedFunction
 
     from . import execute
 
+    launch = pack.launches[number]
     variant = pack.kernels[launch.kernel]
     kernel = getattr(modules[variant.file], variant.function)
     if not isinstance(kernel, InterpretedFunction):
         raise UserError(f"{variant.file}: {variant.function} is not a @triton.jit function", "launch kernels only")
     arguments = _arguments(launch, variant, kernel, buffers, base)
-    return execute.run_programs(kernel, arguments, launch.grid, order, allowed)
+    return execute.run_programs(kernel, arguments, launch.grid, order, allowed, number)
 
 
 def _arguments(launch: Launch, variant: KernelVariant, kernel, buffers: dict, base: int) -> dict[str, object]:
@@ -147,7 +158,22 @@ def _arguments(launch: Launch, variant: KernelVariant, kernel, buffers: dict, ba
     return values
 
 
-def _allowed(launch: Launch, variant: KernelVariant, buffers: dict, base: int, size: int):
+def _shadows(pack: KernelPack, buffers: dict, base: int) -> dict:
+    """A shadow for every buffer that the plan names and may write, as fine as the finest pointer into it."""
+    from .access_log import shadow
+
+    sizes: dict[str, int] = {}
+    for launch in pack.launches:
+        for argument in launch.arguments.values():
+            if isinstance(argument, BufferArgument):
+                sizes[argument.buffer] = min(sizes.get(argument.buffer, 8), argument.dtype.bytes)
+    made = {name: shadow(name, buffers[name], base + buffers[name]["offset"], size) for name, size in sizes.items()}
+    return {name: one for name, one in made.items() if one is not None}
+
+
+def _allowed(
+    launch: Launch, variant: KernelVariant, buffers: dict, base: int, size: int, log: "AccessLog"
+) -> "Memory":
     """The launch's buffers as address ranges. A prefetch launch may write nothing."""
     from .memory import Memory, Range
 
@@ -163,8 +189,8 @@ def _allowed(launch: Launch, variant: KernelVariant, buffers: dict, base: int, s
                 f"buffer {name}: bytes {offset} to {offset + length} lie outside the {size} mapped", "map it"
             )
         writable = buffers[name]["writable"] and launch.role is not Role.PREFETCH
-        ranges.append(Range(name, tuple(parameters), base + offset, base + offset + length, writable))
-    return Memory(variant.function, ranges)
+        ranges.append(Range(name, tuple(parameters), base + offset, base + offset + length, writable, log.of(name)))
+    return Memory(variant.function, ranges, log)
 
 
 def _describe(error: Exception, scratch: pathlib.Path) -> str:
