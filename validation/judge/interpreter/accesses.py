@@ -109,7 +109,10 @@ def _store(pointers: TensorHandle, values: np.ndarray, active: np.ndarray | None
     _place(addresses, values, active, found)
     for shadow, lanes in _Current.memory.shadowed(found, addresses, active) if addresses.size > 1 else ():
         written = addresses.ravel()[lanes]
-        held = native.load(written, np.ones(written.shape, np.bool_), np.zeros(written.shape, values.dtype), values.dtype)
+        if found is not None and not found.start % values.itemsize:
+            held = _elements(found, values.dtype).take(_indices(written, found, values.itemsize))
+        else:
+            held = native.load(written, np.ones(written.shape, np.bool_), np.zeros(written.shape, values.dtype), values.dtype)
         _Current.memory.log.same_lanes(shadow, written, values.ravel()[lanes], held)
 
 
