@@ -23,7 +23,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	    echo "choose another one: make PYTHON=python3.12" >&2; exit 2; }
 	@rm -f $@
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,cuda]'
 	@touch $@
 
 clean:

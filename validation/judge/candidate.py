@@ -13,6 +13,7 @@ from ..records import Frozen
 MAX_FILES = 64
 MAX_TOTAL_CHARACTERS = 2_000_000
 MAX_FILE_BYTES = 4_000_000
+SUFFIXES = (".py", ".cu", ".cuh")
 
 ConfigValue = bool | int | float | str
 
@@ -21,8 +22,9 @@ class Candidate(Frozen):
     """Sources and configuration of one implementation of `op`.
 
     `files` maps POSIX paths, relative to the candidate's root, to UTF-8 text; `entry` names the one that defines
-    `launch(ctx, buffers, axes, config)` and, where needed, `scratch(axes, config)` and
-    `prepare(ctx, static, axes, config)`. `config` is handed to each of them. Files import each other relatively.
+    `launch(ctx, buffers, axes, config)` and, where needed, `scratch(axes, config)`, `persistent(axes, config)` and
+    `prepare(ctx, static, axes, config)`. `config` is handed to each of them. Python files import each other relatively;
+    `.cu` files hold CUDA C++ kernels and include `.cuh` files of the candidate and the toolkit's headers.
     """
 
     op: str
@@ -37,9 +39,10 @@ class Candidate(Frozen):
             raise ValueError(f"more than {MAX_FILES} files or {MAX_TOTAL_CHARACTERS} characters")
         for name in files:
             parts = name.split("/")
-            if posixpath.normpath(name) != name or name.startswith("/") or ".." in parts or not name.endswith(".py"):
-                raise ValueError(f"{name!r} is not a relative .py path")
-            if not all(part.removesuffix(".py").isidentifier() for part in parts):
+            suffix = posixpath.splitext(name)[1]
+            if posixpath.normpath(name) != name or name.startswith("/") or ".." in parts or suffix not in SUFFIXES:
+                raise ValueError(f"{name!r} is not a relative path to a {', '.join(SUFFIXES)} file")
+            if not all(part.removesuffix(suffix).isidentifier() for part in parts):
                 raise ValueError(f"{name!r} is not importable: every part must be an identifier")
         return files
 
@@ -58,6 +61,8 @@ class Candidate(Frozen):
     def _entry(self) -> "Candidate":
         if self.entry not in self.files:
             raise ValueError(f"entry {self.entry!r} is not among the files {sorted(self.files)}")
+        if not self.entry.endswith(".py"):
+            raise ValueError(f"entry {self.entry!r} is no Python file")
         return self
 
     @classmethod

@@ -5,13 +5,15 @@ from collections.abc import Mapping
 from ..sandbox import JobStatus, Limits, Sandbox
 from .arena import Arena
 from .kernel_source import KernelSource
-from .pack import KernelPack
+from .pack import KernelPack, Language
 
 ENTRY = "fasttrack_validation.judge.interpreter.job:run"
 
 
 class Interpreter:
     """Interprets one candidate's allow-listed kernel sources on the judge's arenas."""
+
+    languages = frozenset({Language.TRITON})
 
     def __init__(self, sandbox: Sandbox, source: KernelSource, limits: Limits) -> None:
         self._sandbox, self._source, self._limits = sandbox, source, limits

@@ -143,7 +143,7 @@ class Judge:
         if planned:
             with _timed(ruling, "compile"):
                 compiled = stages.compile_and_audit(self._recorder, source, packs, self._cache, ruling)
-            if compiled:
+            if compiled and stages.can_run(packs, Interpreter.languages, "the interpreter of this machine", ruling):
                 with _timed(ruling, "trials"):
                     groups = list(_plan_trials(contract, workloads, unseen))
                     if far:

@@ -13,7 +13,7 @@ import re
 from collections import Counter
 
 from ..records import Frozen
-from . import kernel_body
+from . import cuda_source, kernel_body
 from .kernel_body import KernelSourceError, Scope, is_triton_jit, reject
 from .kernel_vocabulary import BUILTINS, TL_TYPES
 
@@ -34,9 +34,14 @@ _MAX_SHIFT = 64
 
 
 class KernelSource(Frozen):
-    """The kept subset of a candidate's files: POSIX path -> Python text, each importable without running host code."""
+    """The kept subset of a candidate's files: POSIX path -> text.
+
+    `files`: Python, each importable without running host code. `cuda`: CUDA C++ sources and headers as they are; they
+    reach nothing but the device compiler.
+    """
 
     files: dict[str, str]
+    cuda: dict[str, str] = {}
 
 
 class _File:
@@ -68,12 +73,16 @@ def extract(files: dict[str, str], entry: str) -> KernelSource:
     """The kernels of a candidate and what they need, vetted.
 
     `files` maps POSIX paths to text and `entry` is one of them. Kept are imports of Triton, relative imports of kept
-    names, module constants and `@triton.jit` functions; the rest is dropped. Raises KernelSourceError for a kernel (or
-    something that looks like one) that is not allowed, and when no kernel is left.
+    names, module constants and `@triton.jit` functions; the rest is dropped. CUDA files (`.cu`, `.cuh`) are kept as
+    they are, their includes vetted. Raises KernelSourceError for a kernel (or something that looks like one) that is not
+    allowed, and when no kernel is left.
     """
     if entry not in files:
         raise KernelSourceError(entry, 1, "entry", "the entry is not among the files")
-    parsed = {name: _File(name, text) for name, text in sorted(files.items())}
+    cuda = {name: _readable(name, text) for name, text in sorted(files.items()) if name.endswith((".cu", ".cuh"))}
+    for name, text in cuda.items():
+        cuda_source.check(name, text)
+    parsed = {name: _File(name, text) for name, text in sorted(files.items()) if name not in cuda}
     for file in parsed.values():
         _collect(file)
     _resolve(parsed)
@@ -87,11 +96,11 @@ def extract(files: dict[str, str], entry: str) -> KernelSource:
             except RecursionError:
                 reject(file.name, function, "depth", f"{function.name} is nested too deeply")
         _check_statements(file)
-    if not any(file.functions for file in parsed.values()):
+    if not any(file.functions for file in parsed.values()) and not any(name.endswith(".cu") for name in cuda):
         raise KernelSourceError(
             entry, 1, "no_kernel", "no @triton.jit function is left; kernels belong at module level"
         )
-    return KernelSource(files={name: _render(file) for name, file in parsed.items() if file.kept})
+    return KernelSource(files={name: _render(file) for name, file in parsed.items() if file.kept}, cuda=cuda)
 
 
 def _readable(name: str, text: str) -> str:
@@ -185,6 +194,8 @@ def _collect_function(file: _File, function: ast.FunctionDef) -> None:
         file.kept.append(function)
         return
     for decorator in function.decorator_list:
+        if kernel_body.dotted(decorator) == "gluon.jit":
+            reject(file.name, decorator, "gluon", "Gluon has no interpreted form: kernels are written in Triton or CUDA C++")
         if kernel_body.looks_like_jit(decorator):
             reject(file.name, decorator, "decorator", "write exactly @triton.jit, with `import triton`")
 

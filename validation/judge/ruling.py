@@ -90,6 +90,10 @@ class Ruling:
         """Records that a stage went through."""
         self.add(_result(check, Outcome.PASS, None, message, figures))
 
+    def skip_stage(self, check: str, reason: str, message: str) -> None:
+        """Records that a stage cannot run on this machine, and why: never a pass."""
+        self.add(_result(check, Outcome.NOT_RUN, reason, message))
+
     def planned(self, workloads: Iterable[Workload], packs: Mapping[str, KernelPack]) -> None:
         """Remembers which workloads have a valid plan."""
         self._workloads.update({w.name: w for w in workloads})

@@ -4,7 +4,7 @@ import math
 import mmap
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
@@ -18,11 +18,12 @@ from ..sandbox import JobResult, JobStatus, Limits, Sandbox, sealed_memory
 from . import plan
 from .candidate import Candidate
 from .device_code.build import ENTRY as COMPILE_ENTRY
-from .device_code.build import build
-from .device_code.records import TARGETS
+from .device_code.build import Built, build
+from .device_code.records import NO_CUDA_COMPILER, TARGETS, target_name
 from .inspect_trial import Finding
 from .kernel_source import KernelSource, KernelSourceError, extract
-from .pack import KernelPack, variant_key
+from .pack import KernelPack, Language, variant_key
+from .plan_terms import MAX_SHARED_BYTES
 from .ruling import Ruling
 from .verdict import KernelAudit
 
@@ -86,7 +87,7 @@ def validate_plans(
     source: KernelSource, ruling: Ruling,
 ) -> bool:  # fmt: skip
     """Whether every plan is in order; the first problem is recorded otherwise."""
-    functions = plan.source_functions(source.files)
+    functions = plan.source_functions(source.files, source.cuda)
     for name, pack in packs.items():
         problems = plan.addressed_to(pack, candidate.op, name, candidate.digest())
         problems += plan.validate(pack, contract.tensors(workloads[name]), functions)
@@ -109,17 +110,52 @@ def compile_and_audit(
     def run_job(payload: dict) -> JobResult:
         return sandbox.run(COMPILE_ENTRY, payload, limits=COMPILE_LIMITS)
 
+    def compiled(target: int) -> Built:
+        return build(source.files, variants, run_job, (target,), cache, source.cuda)
+
     with ThreadPoolExecutor(len(TARGETS)) as pool:
-        built = list(pool.map(lambda target: build(source.files, variants, run_job, (target,), cache), TARGETS))
+        built = list(pool.map(compiled, TARGETS))
     ruling.audits = tuple(audit for one in built for audit in one.audits)
     problems = [problem for one in built for problem in one.problems]
     if problems:
         first = problems[0]
+        if first.reason == NO_CUDA_COMPILER:
+            ruling.skip_stage("compile", first.reason, _text(first.message))
+            return None
         message = f"{first.kernel} for {first.target}: {first.message}"
         ruling.fail(Finding(check="compile", reason=first.reason, message=_text(message)))
         return None
+    if problem := _too_much_shared(packs, {(audit.kernel, audit.target): audit for audit in ruling.audits}):
+        ruling.fail(Finding(check="compile", reason="compile.out_of_resources", message=_text(problem)))
+        return None
     ruling.pass_stage("compile", figures={"kernels": len(variants), "targets": len(TARGETS)})
     return {(audit.kernel, audit.target): audit for audit in ruling.audits}
+
+
+def _too_much_shared(packs: Mapping[str, KernelPack], audits: Audits) -> str | None:
+    """The first launch whose static and dynamic shared memory together are more than a block has."""
+    for pack in packs.values():
+        for launch in pack.launches:
+            for target in map(target_name, TARGETS) if launch.shared_bytes else ():
+                need = audits[variant_key(pack.kernels[launch.kernel]), target].shared_bytes + launch.shared_bytes
+                if need > MAX_SHARED_BYTES:
+                    return f"{launch.kernel} for {target} needs {need} bytes of shared memory, a block has {MAX_SHARED_BYTES}"
+    return None
+
+
+def can_run(packs: Mapping[str, KernelPack], languages: Collection[Language], executor: str, ruling: Ruling) -> bool:
+    """Whether an executor that runs `languages` can run every plan; otherwise execution is recorded as not run."""
+    for pack in packs.values():
+        for launch in pack.launches:
+            variant = pack.kernels[launch.kernel]
+            if variant.language not in languages:
+                message = (
+                    f"{variant.function} ({variant.file}) is {variant.language} and needs a GPU: it was recorded, "
+                    f"compiled and audited for {', '.join(map(target_name, TARGETS))}, not run; {executor} cannot run it"
+                )
+                ruling.skip_stage("execution", "execution.needs_gpu", _text(message))
+                return False
+    return True
 
 
 class PrepareFailed(Exception):

@@ -1,6 +1,6 @@
 """One trial: a plan run once on fresh, judge-owned memory, and what it left there."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -10,7 +10,7 @@ import torch
 from ..contracts.base import Far, OpContract, TensorRole, Workload
 from ..tensors import torch_dtype
 from .arena import ALIGNMENT, Arena, StrayWrite
-from .pack import KernelPack
+from .pack import KernelPack, Language
 from .plan import ALIGNMENT as MINIMUM_ALIGNMENT
 
 PLAUSIBLE, NOT_A_NUMBER = "plausible", "nan"
@@ -51,6 +51,9 @@ class Trial:
 
 class Executor(Protocol):
     """Runs a plan on an arena: the interpreter on a CPU, launched device code on a GPU."""
+
+    languages: Collection[Language]
+    """What it can run."""
 
     @property
     def description(self) -> str:

@@ -129,6 +129,8 @@ def rule(checks: tuple[CheckResult, ...], required: tuple[str, ...]) -> tuple[St
     passed = {check.check for check in checks if check.outcome is Outcome.PASS}
     for name in required:
         if name not in passed:
-            reason = next((c.message for c in checks if c.check == name and c.message), "the check did not run")
-            return Status.NOT_RUN, f"{name}.not_run", f"required check {name} did not run: {reason}"
+            found = next((c for c in checks if c.check == name), None)
+            reason = (found and found.reason) or f"{name}.not_run"
+            why = (found and found.message) or "the check did not run"
+            return Status.NOT_RUN, reason, f"required check {name} did not run: {why}"
     return Status.ACCEPTED, None, ""

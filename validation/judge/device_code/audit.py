@@ -1,5 +1,6 @@
 """From device code to the figures that a verdict and a reviewer read. Pure."""
 
+from ..pack import Language
 from ..verdict import KernelAudit
 from . import sass
 from .records import CompileProblem, DeviceCode
@@ -18,8 +19,9 @@ def audit(code: DeviceCode) -> KernelAudit | CompileProblem:
     pairs = {
         "registers": (report.registers, usage.get("REG")),
         "stack": (report.stack_bytes, usage.get("STACK")),
-        "threads": (32 * code.warps, sass.required_threads(code.ptx)),
     }
+    if code.language is Language.TRITON:  # a CUDA kernel need not bind itself to a block size; the compile job looked
+        pairs["threads"] = (32 * code.warps, sass.required_threads(code.ptx))
     for what, (one, two) in pairs.items():
         if one != two:
             return _problem(code, f"{what}: one tool says {one}, another {two}")

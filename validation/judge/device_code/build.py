@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from pydantic import ValidationError
 
 from ...records import canonical_json, digest_files, sha256
-from ..pack import KernelVariant
+from ..pack import KernelVariant, Language
 from ..verdict import KernelAudit
 from .audit import audit
 from .records import TARGETS, CompileProblem, DeviceCode, target_name
@@ -19,7 +20,7 @@ from .records import TARGETS, CompileProblem, DeviceCode, target_name
 ENTRY = f"{__package__}.compile_job:run"
 
 # Bump when compile_job or DeviceCode changes what a cached entry means.
-_CACHE_SCHEMA = 1
+_CACHE_SCHEMA = 2
 _MAX_FAULT = 2000
 
 
@@ -52,16 +53,21 @@ def build(
     run_job: RunJob,
     targets: Iterable[int] = TARGETS,
     cache: Path | None = None,
+    cuda_files: Mapping[str, str] = MappingProxyType({}),
 ) -> Built:
     """Compiles and audits `variants` for each target from the extracted kernel sources `source_files`.
 
+    `cuda_files` are the CUDA sources and headers that the variants in that language come from.
+
     A variant whose compiler aborts, runs out of time or is refused becomes a problem of its own; the others go on.
-    `cache` is a directory that only the judge writes; entries depend on source, variant, target and Triton version.
+    `cache` is a directory that only the judge writes; entries depend on source, variant, target and the compilers'
+    versions.
     """
     codes, audits, problems = [], [], []
     for target in targets:
         for key, variant in variants.items():
-            result = _one(source_files, key, variant, target, run_job, cache)
+            files = cuda_files if variant.language is Language.CUDA else source_files
+            result = _one(files, key, variant, target, run_job, cache)
             figures = audit(result) if isinstance(result, DeviceCode) else result
             if isinstance(figures, CompileProblem):
                 problems.append(figures)
@@ -77,9 +83,9 @@ def _one(
     path = cache / f"{_cache_key(files, variant, target)}.json" if cache else None
     if path and (kept := _read(path)):
         return kept.model_copy(update={"kernel": key})
-    outcome = run_job(
-        {"source": {"files": dict(files)}, "variants": {key: variant.model_dump(mode="json")}, "target": target}
-    )
+    own, other = ("cuda", "files") if variant.language is Language.CUDA else ("files", "cuda")
+    source = {own: dict(files), other: {}}
+    outcome = run_job({"source": source, "variants": {key: variant.model_dump(mode="json")}, "target": target})
     result = _received(key, target, outcome)
     if path and isinstance(result, DeviceCode):
         _write(path, result)
@@ -113,8 +119,20 @@ def _excerpt(text: str) -> str:
 
 def _cache_key(files: Mapping[str, str], variant: KernelVariant, target: int) -> str:
     source = digest_files({name: text.encode() for name, text in files.items()})
-    parts = [_CACHE_SCHEMA, source, variant.digest(), target, metadata.version("triton")]
+    tools = [metadata.version("triton"), *(cuda_packages() if variant.language is Language.CUDA else ())]
+    parts = [_CACHE_SCHEMA, source, variant.digest(), target, *tools]
     return sha256(canonical_json(parts).encode())
+
+
+def cuda_packages() -> list[str]:
+    """Versions of what CUDA sources are compiled by and with; "none" for what is not installed as a package."""
+    found = []
+    for name in ("nvidia-cuda-nvrtc", "nvidia-cuda-runtime", "nvidia-cuda-crt", "nvidia-cuda-cccl"):
+        try:
+            found.append(metadata.version(name))
+        except metadata.PackageNotFoundError:
+            found.append("none")
+    return found
 
 
 def _read(path: Path) -> DeviceCode | None:

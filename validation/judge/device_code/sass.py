@@ -5,6 +5,7 @@ tell); the dynamic part of shared memory is in none of them; on sm_100 and newer
 (UTCHMMA, UTCQMMA) does not tell its operand types, PTX and the instruction descriptor do.
 """
 
+import math
 import re
 from collections import Counter
 from dataclasses import dataclass
@@ -24,6 +25,10 @@ _PTXAS_NUMBERS = {
 _FUNCTION = re.compile(r"^\s*Function (\S+?):\s*$\s*(.*)$", re.MULTILINE)
 _RESOURCE = re.compile(r"\b([A-Z]+):(\d{1,18})\b")
 _THREADS = re.compile(r"^\s*\.reqntid\s+(\d{1,9})(?:\s*,\s*(\d{1,9}))?(?:\s*,\s*(\d{1,9}))?", re.MULTILINE)
+_ENTRY = re.compile(r"^\s*\.visible\s+\.entry\s+(\w+)\s*\(([^)]*)\)([^{]*)\{", re.MULTILINE)
+_PARAMETER = re.compile(r"\.param\s+(?:\.align\s+\d+\s+)?\.(\w+)\s+(?:\.ptr\s+(?:\.\w+\s+)*(?:\d+\s+)?)?\w+(\[\d+\])?")
+_DIRECTIVE = re.compile(r"\.(maxntid|reqntid|reqnctapercluster)\s+(\d{1,9}(?:\s*,\s*\d{1,9}){0,2})")
+_COMPILING = re.compile(r"^.*Compiling entry function '([^']*)'", re.MULTILINE)
 _TCGEN05 = re.compile(r"\btcgen05\.mma(?:\.\w+(?:::\w+)*)*?\.kind::(\w+)(?:\.[\w:]+)*\s+([^;]*);")
 _CONSTANT = re.compile(r"^mov\.[bsu]32\s+(%\w+),\s*(-?\d{1,12}|0x[0-9a-fA-F]{1,8})$")
 _ASSIGNED = re.compile(r"^[a-z][\w.:]*\s+(?:\{([^}]*)\}|(%\w+(?:\|%\w+)?))")
@@ -59,6 +64,44 @@ def ptxas_report(log: str) -> PtxasReport | None:
         return None
     registers = max(found.pop("registers"))
     return PtxasReport(registers=registers, **{name: sum(numbers) for name, numbers in found.items()})
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One kernel as PTX declares it; types as in `u64`, `f32`, `b8[128]`, bounds None where there are none."""
+
+    parameters: tuple[str, ...]
+    required_threads: int | None
+    max_threads: int | None
+    cluster: int | None
+
+
+def entries(ptx: str) -> dict[str, Entry]:
+    """The visible entry functions of a PTX module."""
+    found = {}
+    for name, parameters, directives in _ENTRY.findall(ptx):
+        bounds = {word: _product(sizes) for word, sizes in _DIRECTIVE.findall(directives)}
+        types = tuple(kind + count for kind, count in _PARAMETER.findall(parameters))
+        sizes = (bounds.get("reqntid"), bounds.get("maxntid"), bounds.get("reqnctapercluster"))
+        found[name] = Entry(types, *sizes)
+    return found
+
+
+def entry_ptx(ptx: str, name: str) -> str:
+    """A PTX module without the entry functions other than `name`."""
+    starts = [(match.start(), match[1]) for match in _ENTRY.finditer(ptx)]
+    if len(starts) < 2:
+        return ptx
+    ends = [start for start, _ in starts[1:]] + [len(ptx)]
+    kept = [ptx[start:end] for (start, entry), end in zip(starts, ends, strict=True) if entry == name]
+    return ptx[: starts[0][0]] + "".join(kept)
+
+
+def entry_log(log: str, name: str) -> str:
+    """What `ptxas -v` says of one entry function and of the functions that it calls."""
+    starts = [(match.start(), match[1]) for match in _COMPILING.finditer(log)]
+    ends = [start for start, _ in starts[1:]] + [len(log)]
+    return "".join(log[start:end] for (start, entry), end in zip(starts, ends, strict=True) if entry == name)
 
 
 def resource_usage(text: str) -> dict[str, dict[str, int]]:
@@ -124,6 +167,10 @@ def required_threads(ptx: str) -> int | None:
         return None
     x, y, z = (int(size or 1) for size in found.groups())
     return x * y * z
+
+
+def _product(sizes: str) -> int:
+    return math.prod(int(size) for size in sizes.split(","))
 
 
 def _base(mnemonic: str) -> str:

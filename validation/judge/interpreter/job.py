@@ -6,26 +6,19 @@ the launch plan and the buffers: no expected values, no oracle, no host code of 
 
 import ctypes
 import importlib
-import inspect
 import mmap
 import pathlib
 import sys
 import time
 import traceback
 import uuid
-from collections.abc import Iterator
 from types import ModuleType
-from typing import TYPE_CHECKING
 
 from ...errors import UserError
 from ..happens_before import launch_orders, schedule
 from ..kernel_source import KernelSource
-from ..pack import BufferArgument, KernelPack, KernelVariant, Launch, Role
+from ..pack import KernelPack, KernelVariant, Language, Role
 from . import corrections
-
-if TYPE_CHECKING:
-    from .access_log import AccessLog
-    from .memory import Memory
 
 
 def run(payload: dict, memory: list[mmap.mmap], scratch: pathlib.Path) -> dict:
@@ -39,11 +32,14 @@ def run(payload: dict, memory: list[mmap.mmap], scratch: pathlib.Path) -> dict:
     Returns `status` with `message`, `details`, `launches` (of each launch: programs that ran to their end, bytes_loaded
     and bytes_stored by active lanes) and `seconds` (of interpreting): `ok` (`conflict` is then the first access that
     the access log refuses, or None); `violation` (a launch touched memory that it may not touch; `details` is the first
-    such access); `false_hint` (the kernel promises the compiler something that is not so); `unsupported` (only a GPU can run it); `error` (the plan does not fit source or buffers, or a kernel raised).
-    Once it is not `ok`, buffers hold whatever the programs before had written.
+    such access); `prefetch_writes` (the same, where a prefetch launch wrote to a buffer that others may write);
+    `false_hint` (the kernel promises the compiler something that is not so); `unsupported` (only a GPU can run it);
+    `error` (the plan does not fit source or buffers, or a kernel raised). Once it is not `ok`, buffers hold whatever the programs before had written.
     """
     corrections.install()
+    from . import execute
     from .access_log import AccessLog
+    from .arguments import Bound, shadows
     from .violations import FalseHint, MemoryViolation, NotInterpretable
 
     started = time.perf_counter()
@@ -53,18 +49,25 @@ def run(payload: dict, memory: list[mmap.mmap], scratch: pathlib.Path) -> dict:
         pack = KernelPack.model_validate(payload["pack"])
         modules = _import_sources(source, scratch)
         base = ctypes.addressof(ctypes.c_char.from_buffer(memory[0]))
-        log = AccessLog(_shadows(pack, payload["buffers"], base))
+        log = AccessLog(shadows(pack, payload["buffers"], base))
         orders = launch_orders(pack)
         step.meters = [{"programs": 0} for _ in pack.launches]
         for step.launch in schedule(pack, payload["order"]):
             launch, meter = pack.launches[step.launch], step.meters[step.launch]
-            allowed = _allowed(launch, pack.kernels[launch.kernel], payload["buffers"], base, len(memory[0]), log)
+            variant = pack.kernels[launch.kernel]
+            bound = Bound(launch, variant, payload["buffers"], base, len(memory[0]), log)
             log.clock.begin_launch(step.launch, orders[step.launch])
-            for _ in _run_launch(step.launch, pack, modules, payload["buffers"], base, allowed, payload["order"]):
+            kernel = _kernel(modules, variant)
+            arguments = bound.values(kernel)
+            for _ in execute.run_programs(kernel, arguments, launch.grid, payload["order"], bound.memory, step.launch):
                 meter["programs"] += 1
-            meter.update(bytes_loaded=allowed.bytes_loaded, bytes_stored=allowed.bytes_stored)
-    except MemoryViolation as violation:
-        return step.result("violation", str(violation), started, violation.violation.as_dict())
+            meter.update(bytes_loaded=bound.memory.bytes_loaded, bytes_stored=bound.memory.bytes_stored)
+    except MemoryViolation as found:
+        details = found.violation.as_dict()
+        writable = payload["buffers"].get(details["buffer"], {}).get("writable", False)
+        if launch.role is Role.PREFETCH and details["fault"] == "read_only" and writable:
+            return step.result("prefetch_writes", f"a prefetch launch writes: {found}", started, details)
+        return step.result("violation", str(found), started, details)
     except FalseHint as hint:
         return step.result("false_hint", _describe(hint, scratch), started, {})
     except NotInterpretable as reason:
@@ -116,81 +119,13 @@ def _module_name(package: str, file: str) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def _run_launch(
-    number: int, pack: KernelPack, modules: dict[str, ModuleType], buffers: dict, base: int, allowed: "Memory",
-    order: str,
-) -> Iterator[tuple[int, int, int]]:
+def _kernel(modules: dict[str, ModuleType], variant: KernelVariant):
     from triton.runtime.interpreter import InterpretedFunction
 
-    from . import execute
-
-    launch = pack.launches[number]
-    variant = pack.kernels[launch.kernel]
-    kernel = getattr(modules[variant.file], variant.function)
+    kernel = getattr(modules[variant.file], variant.function) if variant.language is Language.TRITON else None
     if not isinstance(kernel, InterpretedFunction):
         raise UserError(f"{variant.file}: {variant.function} is not a @triton.jit function", "launch kernels only")
-    arguments = _arguments(launch, variant, kernel, buffers, base)
-    return execute.run_programs(kernel, arguments, launch.grid, order, allowed, number)
-
-
-def _arguments(launch: Launch, variant: KernelVariant, kernel, buffers: dict, base: int) -> dict[str, object]:
-    """Every parameter's value: pointers and scalars as tensors, constants as the kernel declares them."""
-    from . import execute
-
-    values: dict[str, object] = {}
-    for name, parameter in inspect.signature(kernel.fn).parameters.items():
-        if name in launch.arguments:
-            argument = launch.arguments[name]
-            if isinstance(argument, BufferArgument):
-                place = buffers[argument.buffer]
-                address = (base + place["offset"] + argument.offset - place.get("shift", 0)) % 2**64
-                values[name] = execute.pointer(address, argument.dtype.value)
-            else:
-                values[name] = execute.scalar(argument.value, argument.type)
-        elif name in variant.constexprs:
-            value = variant.constexprs[name]
-            # An ordinary parameter that the compiler specialised on (an integer 1, say) is still an i32 to the kernel.
-            declared = "constexpr" in str(parameter.annotation)
-            ordinary = not declared and isinstance(value, bool | int)
-            values[name] = execute.scalar(value, "i1" if isinstance(value, bool) else "i32") if ordinary else value
-        elif parameter.default is inspect.Parameter.empty:
-            raise UserError(f"kernel {variant.function}: parameter {name} has no value in the plan", "record it again")
-    return values
-
-
-def _shadows(pack: KernelPack, buffers: dict, base: int) -> dict:
-    """A shadow for every buffer that the plan names and may write, as fine as the finest pointer into it."""
-    from .access_log import shadow
-
-    sizes: dict[str, int] = {}
-    for launch in pack.launches:
-        for argument in launch.arguments.values():
-            if isinstance(argument, BufferArgument):
-                sizes[argument.buffer] = min(sizes.get(argument.buffer, 8), argument.dtype.bytes)
-    made = {name: shadow(name, buffers[name], base + buffers[name]["offset"], size) for name, size in sizes.items()}
-    return {name: one for name, one in made.items() if one is not None}
-
-
-def _allowed(
-    launch: Launch, variant: KernelVariant, buffers: dict, base: int, size: int, log: "AccessLog"
-) -> "Memory":
-    """The launch's buffers as address ranges. A prefetch launch may write nothing."""
-    from .memory import Memory, Range
-
-    users: dict[str, list[str]] = {}
-    for name, argument in launch.arguments.items():
-        if isinstance(argument, BufferArgument):
-            users.setdefault(argument.buffer, []).append(name)
-    ranges = []
-    for name, parameters in users.items():
-        offset, length = buffers[name]["offset"], buffers[name]["bytes"]
-        if offset < 0 or length < 0 or offset + length > size:
-            raise UserError(
-                f"buffer {name}: bytes {offset} to {offset + length} lie outside the {size} mapped", "map it"
-            )
-        writable = buffers[name]["writable"] and launch.role is not Role.PREFETCH
-        ranges.append(Range(name, tuple(parameters), base + offset, base + offset + length, writable, log.of(name)))
-    return Memory(variant.function, ranges, log)
+    return kernel
 
 
 def _describe(error: Exception, scratch: pathlib.Path) -> str:

@@ -15,7 +15,7 @@ import triton
 from ...contracts.base import TensorRole, TensorSpec
 from ...tensors import DType, torch_dtype
 from ..candidate import Candidate
-from ..pack import KernelPack, ScratchBuffer
+from ..pack import KernelPack, PersistentBuffer, ScratchBuffer
 from . import package
 from .context import Hardware, RecordingContext
 from .refusal import CandidateFiles, Refused
@@ -79,9 +79,10 @@ class _Recorder:
     def pack(self) -> KernelPack:
         with intercepted(self.hardware.capability, _outside_of_launch):
             scratch = self._scratch()
+            persistent = self._persistent()
             prepared = self._prepare()
-        first = self._record(scratch | prepared, {})
-        second = self._record(scratch | prepared, first.addresses)
+        first = self._record(scratch | persistent | prepared, {})
+        second = self._record(scratch | persistent | prepared, first.addresses)
         for number, (one, two) in enumerate(zip(first.launches, second.launches)):
             if one != two:
                 self._unstable(f"launch {number} ({one.kernel}) differs")
@@ -95,6 +96,7 @@ class _Recorder:
             launches=tuple(first.launches),
             scratch=scratch,
             prepared=prepared,
+            persistent=persistent,
             toolchain={"python": platform.python_version(), "torch": torch.__version__, "triton": triton.__version__},
         )
 
@@ -111,6 +113,19 @@ class _Recorder:
             declared = self.entry.scratch(dict(self.axes), dict(self.candidate.config))
             found = {name: (tuple(shape), dtype) for name, (shape, dtype) in declared.items()}
         return {name: self._declaration("scratch", name, shape, dtype) for name, (shape, dtype) in found.items()}
+
+    def _persistent(self) -> dict[str, PersistentBuffer]:
+        """name -> (shape, dtype), with the initial byte and "restored" or "epoch" where they are not the defaults."""
+        if not hasattr(self.entry, "persistent"):
+            return {}
+        buffers = {}
+        with self.files.blamed("persistent"):
+            declared = dict(self.entry.persistent(dict(self.axes), dict(self.candidate.config)))
+            for name, (shape, dtype, *rest) in declared.items():
+                known = self._declaration("persistent", name, tuple(shape), dtype)
+                initial, after = (*rest, *(0, "restored")[len(rest) :])
+                buffers[name] = PersistentBuffer(shape=known.shape, dtype=known.dtype, initial=initial, after=after)
+        return buffers
 
     def _prepare(self) -> dict[str, ScratchBuffer]:
         if not hasattr(self.entry, "prepare"):
@@ -159,7 +174,8 @@ class _Recorder:
             layouts[name] = (buffer.dtype, buffer.shape, *_contiguous(buffer.shape))
         tensors = {name: _untouched(*layout, avoid=taken.get(name)) for name, layout in layouts.items()}
         context = RecordingContext(self.hardware)
-        recording = Recording(tensors, context, self.files)
+        cuda_files = frozenset(name for name in self.candidate.files if name.endswith(".cu"))
+        recording = Recording(tensors, context, self.files, cuda_files)
         buffers = Buffers(**tensors)
         with intercepted(self.hardware.capability, recording.add), guarded(recording.refuse):
             with self.files.blamed("launch"):

@@ -1,35 +1,40 @@
-"""From bound launches to the plan: names for pointers, plain values for the rest, a refusal for anything else."""
+"""From bound launches to the plan."""
 
-import math
-import operator
 import sys
-from collections.abc import Mapping
-from typing import Any, NoReturn
+from collections.abc import Collection, Mapping, Sequence
+from typing import NoReturn
 
 import torch
+from pydantic import ValidationError
 
-from ...tensors import DType
-from ..pack import BufferArgument, KernelVariant, Launch, ScalarArgument
+from ..pack import Argument, KernelVariant, Language, Launch
 from ..plan import MAX_LAUNCHES
+from .arguments import Arguments
 from .context import RecordingContext
+from .cuda import CudaLaunch
 from .refusal import CandidateFiles, Refused
 from .triton_hook import BoundLaunch
 
-_POINTEES = frozenset(dtype.value for dtype in DType)
-
 
 class Recording:
-    """The launches of one call of `launch`, with the storages that its pointers may point into."""
+    """The launches of one call of `launch`, with the storages that its pointers may point into.
 
-    def __init__(self, buffers: Mapping[str, torch.Tensor], context: RecordingContext, files: CandidateFiles) -> None:
+    `cuda_files` names the candidate's CUDA sources.
+    """
+
+    def __init__(
+        self, buffers: Mapping[str, torch.Tensor], context: RecordingContext, files: CandidateFiles,
+        cuda_files: Collection[str] = (),
+    ) -> None:  # fmt: skip
         self.context = context
         self.files = files
         self.kernels: dict[str, KernelVariant] = {}
         self.launches: list[Launch] = []
         self.refusal: Refused | None = None
-        storages = {name: tensor.untyped_storage() for name, tensor in buffers.items()}
-        self.addresses = {name: storage.data_ptr() for name, storage in storages.items()}
-        self._storages = {storage.data_ptr(): (name, storage.nbytes()) for name, storage in storages.items()}
+        self._cuda_files = cuda_files
+        self._arguments = Arguments(buffers, self.refuse)
+        self.addresses = self._arguments.addresses
+        context.on_cuda, context.on_peers = self.add_cuda, self._peers
 
     def refuse(self, reason: str, message: str) -> NoReturn:
         """Ends the recording. Kept as well, in case a bare `except:` in the candidate swallows it."""
@@ -38,44 +43,77 @@ class Recording:
         raise refusal
 
     def add(self, bound: BoundLaunch) -> None:
-        """Takes one launch into the plan."""
-        if len(self.launches) == MAX_LAUNCHES:
-            self.refuse("record.too_many_launches", f"more than {MAX_LAUNCHES} launches in one call of launch()")
+        """Takes one launch of a Triton kernel into the plan."""
         file = self._file_of(bound)
         name = bound.function.fn.__name__
-        for parameter, kind in bound.signature.items():
-            if not isinstance(kind, str):
-                self.refuse("record.tuple_argument", f"{name}: argument {parameter!r} is a tuple; pass its parts")
         variant = KernelVariant(
             file=file,
             function=name,
             signature=dict(bound.signature),
-            constexprs={key: self._constexpr(name, key, value) for key, value in bound.constexprs.items()},
+            constexprs={key: self._arguments.constant(name, key, value) for key, value in bound.constexprs.items()},
             divisible_by_16=bound.divisible_by_16,
             options=dict(bound.options),
         )
-        arguments = {
-            parameter: self._argument(name, parameter, kind, bound.arguments[parameter])
-            for parameter, kind in bound.signature.items()
-            if kind != "constexpr"
-        }
-        key = f"{name}_{variant.digest()[:12]}"
+        self._launch(
+            variant,
+            bound.grid,
+            {
+                parameter: self._arguments.triton(name, parameter, kind, bound.arguments[parameter])
+                for parameter, kind in bound.signature.items()
+                if kind != "constexpr"
+            },
+        )
+
+    def add_cuda(self, bound: CudaLaunch) -> None:
+        """Takes one launch of a CUDA kernel into the plan."""
+        name = bound.function
+        if bound.file not in self._cuda_files:
+            known = ", ".join(sorted(self._cuda_files)) or "none"
+            self.refuse("record.no_cuda_file", f"the candidate has no CUDA source {bound.file!r}; it has: {known}")
+        typed = {f"p{n}": self._arguments.cuda(name, f"p{n}", value) for n, value in enumerate(bound.arguments)}
+        try:
+            variant = KernelVariant(
+                language=Language.CUDA,
+                file=bound.file,
+                function=name,
+                signature={parameter: kind for parameter, (kind, _) in typed.items()},
+                constexprs={key: self._arguments.constant(name, key, value) for key, value in bound.constants.items()},
+                divisible_by_16=(),
+                options=dict(bound.options),
+            )
+        except ValidationError as error:
+            self.refuse("record.option", f"{name}: {error.errors(include_url=False)[0]['msg']}: {bound.options}")
+        arguments = {parameter: argument for parameter, (_, argument) in typed.items()}
+        self._launch(variant, bound.grid, arguments, bound.shared_bytes)
+
+    def _launch(
+        self, variant: KernelVariant, grid: tuple[int, int, int], arguments: dict[str, Argument], shared_bytes: int = 0
+    ) -> None:
+        if len(self.launches) == MAX_LAUNCHES:
+            self.refuse("record.too_many_launches", f"more than {MAX_LAUNCHES} launches in one call of launch()")
+        key = f"{variant.function}_{variant.digest()[:12]}"
         self.kernels[key] = variant
         self.launches.append(
             Launch(
                 kernel=key,
-                grid=bound.grid,
+                grid=grid,
                 arguments=arguments,
                 stream=self.context.current,
                 waits=self.context.take_waits(),
                 role=self.context.role,
+                shared_bytes=shared_bytes,
             )
         )
+
+    def _peers(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        return self._arguments.peers(tensors)
 
     def _file_of(self, bound: BoundLaunch) -> str:
         jit = bound.function
         name, code = jit.fn.__qualname__, jit.fn.__code__
         file = self.files.relative(code.co_filename)
+        if type(jit).__name__ == "GluonJITFunction":
+            self.refuse("record.gluon", f"kernel {name!r} is written in Gluon, which has no interpreted form: use Triton")
         if type(jit).__name__ != "JITFunction":
             self.refuse("record.kernel_type", f"kernel {name!r} is a {type(jit).__name__}; use @triton.jit")
         if file is None:
@@ -89,60 +127,3 @@ class Recording:
         if visible is not jit or code.co_name != name or jit.src not in "".join(jit.raw_src):
             self.refuse("record.kernel_identity", f"{file} does not show kernel {name!r} as it is launched")
         return file
-
-    def _constexpr(self, kernel: str, parameter: str, value: Any) -> bool | int | float | str | None:
-        value = getattr(value, "value", value) if type(value).__name__ == "constexpr" else value
-        if type(value) not in (bool, int, float, str, type(None)):
-            self.refuse(
-                "record.constexpr",
-                f"{kernel}: constexpr {parameter!r} is a {type(value).__name__} ({value!r}); plans hold numbers, "
-                "strings, booleans and None (take a dtype from a pointer: x_ptr.dtype.element_ty)",
-            )
-        if isinstance(value, float) and not math.isfinite(value):
-            self.refuse("record.constexpr", f"{kernel}: constexpr {parameter!r} is {value}; write it in the kernel")
-        return value
-
-    def _argument(self, kernel: str, parameter: str, kind: str, value: Any) -> BufferArgument | ScalarArgument:
-        if kind.startswith("*"):
-            return self._pointer(kernel, parameter, kind, value)
-        if kind.startswith("tensordesc"):
-            self.refuse(
-                "record.host_descriptor",
-                f"{kernel}: {parameter!r} is a host TensorDescriptor, which is not supported yet; "
-                "use tl.make_tensor_descriptor in the kernel",
-            )
-        if kind == "u1":
-            return ScalarArgument(type=kind, value=bool(value))
-        if kind.startswith(("fp", "bf")):
-            number = float(value)
-            if not math.isfinite(number):
-                self.refuse("record.scalar", f"{kernel}: {parameter!r} is {number}; write it in the kernel")
-            return ScalarArgument(type=kind, value=number)
-        number = operator.index(value)
-        for base, (name, size) in self._storages.items():
-            if base <= number < base + size:
-                self.refuse(
-                    "record.raw_pointer",
-                    f"{kernel}: {parameter!r} is the address of buffer {name!r} as an integer; pass the tensor",
-                )
-        return ScalarArgument(type=kind, value=number)
-
-    def _pointer(self, kernel: str, parameter: str, kind: str, value: Any) -> BufferArgument:
-        tensor = getattr(value, "base", value) if type(value).__name__ == "TensorWrapper" else value
-        if not isinstance(tensor, torch.Tensor):
-            self.refuse("record.not_a_tensor", f"{kernel}: {parameter!r} is a {type(value).__name__}, not a tensor")
-        if type(tensor) is not torch.Tensor or tensor.device.type != "cpu":
-            self.refuse(
-                "record.fake_tensor",
-                f"{kernel}: {parameter!r} is a {type(tensor).__name__} on {tensor.device.type!r}, not an op's buffer",
-            )
-        pointee = kind.removeprefix("*").removeprefix("k")
-        if pointee not in _POINTEES:
-            self.refuse("record.dtype", f"{kernel}: {parameter!r} points to {pointee}; known: {sorted(_POINTEES)}")
-        base = tensor.untyped_storage().data_ptr()
-        if base not in self._storages:
-            self.refuse(
-                "record.unknown_storage",
-                f"{kernel}: {parameter!r} points to memory that is no buffer of the op; declare it in scratch()",
-            )
-        return BufferArgument(buffer=self._storages[base][0], offset=tensor.data_ptr() - base, dtype=DType(pointee))

@@ -36,7 +36,7 @@ _DERIVED = frozenset(("arch", "extern_libs", "ptx_version", "max_num_imprecise_a
 
 @dataclass(frozen=True)
 class BoundLaunch:
-    """One `kernel[grid](...)` as Triton bound it."""
+    """One `kernel[grid](...)` as Triton bound it. Parts of tuples are parameters `name.0`, `name.1`, ..."""
 
     function: JITFunction
     signature: Mapping[str, Any]
@@ -136,10 +136,14 @@ class _Planned:
 
     def __init__(self, function, signature, constexprs, attrs, options) -> None:
         names = function.arg_names
+
+        def spelled(path: tuple[int, ...]) -> str:
+            return ".".join((names[path[0]], *map(str, path[1:])))
+
         self.jit_function = function
         self.signature = signature
-        self.constexprs = {names[path[0]]: value for path, value in constexprs.items() if len(path) == 1}
-        self.divisible = tuple(names[path[0]] for path, value in attrs.items() if value and len(path) == 1)
+        self.constexprs = {spelled(path): value for path, value in constexprs.items()}
+        self.divisible = tuple(spelled(path) for path, value in attrs.items() if value)
         self.options = options
 
     def launch_metadata(self, grid, stream, *arguments) -> None:
@@ -147,18 +151,34 @@ class _Planned:
             raise Refused("record.grid", f"the grid has {len(grid)} dimensions, at most 3 are possible")
 
     def run(self, x, y, z, stream, function, metadata, launch_metadata, enter_hook, exit_hook, *arguments) -> None:
-        grid = tuple(_dimension(size, self.jit_function.__name__) for size in (x, y, z))
+        name = self.jit_function.__name__
+        grid = tuple(_dimension(size, name) for size in (x, y, z))
+        signature, values = {}, {}
+        for (parameter, kind), value in zip(self.signature.items(), arguments, strict=True):
+            for path, part, held in _parts(name, parameter, kind, value):
+                signature[path], values[path] = part, held
         driver.active.on_launch(
             BoundLaunch(
                 function=self.jit_function,
-                signature=self.signature,
+                signature=signature,
                 constexprs=self.constexprs,
                 divisible_by_16=self.divisible,
                 options=self.options,
                 grid=grid,
-                arguments=dict(zip(self.signature, arguments, strict=True)),
+                arguments=values,
             )
         )
+
+
+def _parts(kernel: str, name: str, kind: Any, value: Any) -> Iterator[tuple[str, str, Any]]:
+    """(parameter, type, value) of one argument, or of each part of a tuple."""
+    if isinstance(kind, str):
+        yield name, kind, value
+        return
+    if hasattr(value, "_fields") or not value:
+        raise Refused("record.tuple_argument", f"{kernel}: argument {name!r} is a named or an empty tuple")
+    for number, (part, held) in enumerate(zip(kind, value, strict=True)):
+        yield from _parts(kernel, f"{name}.{number}", part, held)
 
 
 def _dimension(size: Any, kernel: str) -> int:

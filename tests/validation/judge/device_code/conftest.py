@@ -140,7 +140,7 @@ def compiled():
     return call
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def lab():
     """The helpers of this file, for tests that build variants of their own."""
     from types import SimpleNamespace

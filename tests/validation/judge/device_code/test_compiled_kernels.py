@@ -164,3 +164,52 @@ def test_a_fault_of_the_compiler_comes_back_with_what_it_said(lab, compiled):
     (problem,) = compiled(lab.variant("specialised", signature, {"M": 128, "N": 128, "STEP": 64})).problems
     assert problem.reason in ("compile.error", "compile.crashed")
     assert len(problem.message.splitlines()) > 1, "more than the name of the exception"
+
+
+RICH = """
+import triton
+import triton.language as tl
+
+@triton.jit
+def tiles(d, pair, T: tl.constexpr, SHAPE: tl.constexpr, o):
+    x = d.load([0, 0]).to(T)
+    i = tl.arange(0, SHAPE[0])[:, None] * SHAPE[1] + tl.arange(0, SHAPE[1])[None, :]
+    tl.store(o + i, x.to(tl.float32) * tl.load(pair[0]) + pair[1][0] + pair[1][1])
+
+@triton.jit
+def table(peers, o):
+    tl.store(o, tl.load(tl.load(peers + 1).to(tl.pointer_type(tl.float32))))
+"""
+
+
+@pytest.mark.parametrize("target", [90, 103])
+def test_descriptors_tuples_and_element_types(lab, target):
+    from fasttrack_validation.judge.device_code.build import build
+
+    signature = {
+        "d": "tensordesc<bf16[64, 64]>", "pair.0": "*fp32", "pair.1.0": "constexpr", "pair.1.1": "i32", "o": "*fp32",
+        "T": "constexpr", "SHAPE": "constexpr",
+    }  # fmt: skip
+    constants = {"T": {"dtype": "float8e5"}, "SHAPE": [64, 64], "pair.1.0": 1}
+    fields = lab.ADD.model_dump() | {
+        "function": "tiles", "signature": signature, "constexprs": constants, "divisible_by_16": ("pair.0", "o"),
+    }  # fmt: skip
+    kernel = type(lab.ADD).model_validate(fields)
+    code, audit = figures(build({"kernels.py": RICH}, {"kernel": kernel}, lab.run_job, targets=(target,)))
+    assert code.parameters == ("d", "pair.0", "pair.1.1", "o") and code.trailing_scratch
+    layout = code.tensor_maps["d"]
+    # CUtensorMapDataType: BFLOAT16 is 9. A box holds the block in rows of at most the swizzle's width.
+    assert (layout.element, layout.element_bytes, layout.doubled) == (9, 2, False)
+    assert len(layout.box) == 2 and layout.box[0] == 64 and 64 % layout.box[1] == 0
+    assert any(name.startswith("F2FP") and "E5M2" in name for name in audit.conversions)
+    # A tensor map, then its shape (2 * i32) and strides (2 * i64), two pointers, a number, and two scratch pointers.
+    entry = re.search(r"\.entry tiles\(([^)]*)\)", code.ptx)[1]
+    assert entry.count(".param") == 1 + 2 + 2 + 3 + 2
+
+
+def test_a_table_of_addresses(lab):
+    from fasttrack_validation.judge.device_code.build import build
+
+    kernel = lab.variant("table", {"peers": "*i64", "o": "*fp32"})
+    code, _ = figures(build({"kernels.py": RICH}, {"kernel": kernel}, lab.run_job, targets=(90,)))
+    assert code.parameters == ("peers", "o") and code.tensor_maps == {}

@@ -12,7 +12,7 @@ from fasttrack_validation.judge.kernel_source import extract
 SIZE = 64 << 20
 NAMES = {
     torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.float64: "fp64", torch.int32: "i32",
-    torch.int64: "i64", torch.int8: "i8", torch.uint8: "u8",
+    torch.int64: "i64", torch.int8: "i8", torch.uint8: "u8", torch.float8_e4m3fn: "fp8e4nv", torch.float8_e5m2: "fp8e5",
 }  # fmt: skip
 HEADER = "import triton\nimport triton.language as tl\n"
 
@@ -39,8 +39,12 @@ class Interpreter:
         return pickle.load(self.process.stdout)
 
     def run(self, source, buffers, *, function="kernel", constexprs=None, scalars=None, grid=(1, 1, 1), read_only=(),
-            order="ascending", role="compute", files=None, offsets=None, views=None):  # fmt: skip
-        """Runs one kernel of `source` on copies of `buffers`; returns the job's reply and the buffers afterwards."""
+            order="ascending", role="compute", files=None, offsets=None, views=None, arguments=None):  # fmt: skip
+        """Runs one kernel of `source` on copies of `buffers`; returns the job's reply and the buffers afterwards.
+
+        Each buffer is a pointer argument of its name, unless `arguments` says what the kernel gets.
+        """
+        given = arguments
         offsets, views = offsets or {}, views or {}
         files = {"k.py": HEADER + source} | (files or {})
         layout, at = {}, 256
@@ -55,6 +59,8 @@ class Interpreter:
             for name, tensor in buffers.items()
         }  # fmt: skip
         arguments |= {n: {"kind": "scalar", "type": t, "value": v} for n, (t, v) in (scalars or {}).items()}
+        if given is not None:
+            arguments = given
         kernel = {"file": "k.py", "function": function, "signature": {}, "constexprs": constexprs or {},
                   "divisible_by_16": (), "options": {}}  # fmt: skip
         pack = {"op": "op", "workload": "w", "candidate_digest": "0", "kernels": {"k": kernel}, "scratch": {},

@@ -181,7 +181,7 @@ def test_atomics_write(interpreter):
 
 def test_prefetch_may_read_but_not_write(interpreter):
     _, reply, _ = copy(interpreter, ", mask=i < N", ", mask=i < N", role="prefetch")
-    assert reply["status"] == "violation" and reply["details"]["fault"] == "read_only"
+    assert reply["status"] == "prefetch_writes" and reply["details"]["fault"] == "read_only"
     source = "@triton.jit\ndef kernel(X):\n    tl.load(X + tl.arange(0, 64))\n"
     reply, _ = interpreter.run(source, {"X": normal(1, 64)}, role="prefetch")
     assert reply["status"] == "ok"

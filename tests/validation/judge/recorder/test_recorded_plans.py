@@ -152,6 +152,182 @@ def launch(ctx, buffers, axes, config):
     assert only_kernel(pack).options["launch_pdl"] is True
 
 
+def valid(pack, parameters, cuda=()):
+    specs = tuple(TensorSpec.model_validate(t) for t in TENSORS)
+    return validate(pack, specs, {"kernel.py": {"k": parameters}} | {file: {} for file in cuda})
+
+
+def test_a_host_descriptor_is_a_tensor_map(record):
+    answer, _ = record(
+        """
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+@triton.jit
+def k(d, o):
+    tl.store(o, tl.sum(d.load([0, 0])))
+
+def launch(ctx, buffers, axes, config):
+    rows = TensorDescriptor.from_tensor(buffers.x[1:], [2, 32], padding="nan")
+    k[(1,)](rows, buffers.o)
+"""
+    )
+    pack = pack_of(answer)
+    assert only_kernel(pack).signature == {"d": "tensordesc<fp32[2, 32]>", "o": "*fp32"}
+    assert pack.launches[0].arguments["d"].model_dump() == {
+        "kind": "tensor_map", "buffer": "x", "offset": 96 * 4, "dtype": "fp32", "shape": (3, 64), "strides": (96, 1),
+        "block_shape": (2, 32), "padding": "nan", "swizzle": None, "round_to_tf32": False,
+    }  # fmt: skip
+    assert valid(pack, ("d", "o")) == ()
+
+
+def test_parts_of_tuples_are_parameters(record):
+    answer, _ = record(
+        """
+@triton.jit
+def k(pair, o, n):
+    tl.store(o, tl.load(pair[0]) * pair[1] + pair[2][1])
+
+def launch(ctx, buffers, axes, config):
+    k[(1,)]((buffers.x, 3, (1, 2.5)), buffers.o, 32)
+"""
+    )
+    pack = pack_of(answer)
+    variant = only_kernel(pack)
+    assert variant.signature == {
+        "pair.0": "*fp32", "pair.1": "i32", "pair.2.0": "constexpr", "pair.2.1": "fp32", "o": "*fp32", "n": "i32",
+    }  # fmt: skip
+    assert variant.constexprs == {"pair.2.0": 1}
+    assert set(variant.divisible_by_16) == {"pair.0", "o", "n"}
+    assert pack.launches[0].arguments["pair.2.1"].value == 2.5
+    assert valid(pack, ("pair", "o", "n")) == ()
+
+
+def test_element_types_and_tuples_as_constants(record):
+    answer, _ = record(
+        """
+@triton.jit
+def k(o, T: tl.constexpr, SHAPE: tl.constexpr):
+    tl.store(o, tl.zeros(SHAPE, T).to(tl.float32))
+
+def launch(ctx, buffers, axes, config):
+    k[(1,)](buffers.o, tl.bfloat16, (16, tl.int8, None))
+    k[(1,)](buffers.o, tl.float8e5, (16, True, "x"))
+"""
+    )
+    pack = pack_of(answer)
+    first, second = (pack.kernels[launch.kernel].model_dump()["constexprs"] for launch in pack.launches)
+    assert first == {"T": {"dtype": "bfloat16"}, "SHAPE": (16, {"dtype": "int8"}, None)}
+    assert second == {"T": {"dtype": "float8e5"}, "SHAPE": (16, True, "x")}
+    assert valid(pack, ("o", "T", "SHAPE")) == ()
+
+
+FP8 = (*TENSORS, {"name": "e", "dtype": "fp8e4nv", "role": "input", "shape": (64,), "strides": (1,)})
+
+
+def test_fp8_pointers(record):
+    answer, _ = record(
+        """
+def launch(ctx, buffers, axes, config):
+    copy[(1,)](buffers.e, buffers.o, 5, BLOCK=32)
+""",
+        tensors=FP8,
+    )
+    pack = pack_of(answer)
+    assert only_kernel(pack).signature["x"] == "*fp8e4nv"
+    assert validate(pack, tuple(TensorSpec.model_validate(t) for t in FP8), PARAMETERS) == ()
+
+
+def test_clusters_and_cooperative_grids_are_options(record):
+    answer, _ = record(
+        """
+def launch(ctx, buffers, axes, config):
+    copy[(1,)](buffers.x, buffers.o, 5, BLOCK=32, num_ctas=2, launch_cooperative_grid=True)
+"""
+    )
+    options = only_kernel(pack_of(answer)).options
+    assert options["num_ctas"] == 2 and options["launch_cooperative_grid"] is True
+
+
+def test_persistent_buffers_are_declared_and_addressed(record):
+    answer, _ = record(
+        """
+def persistent(axes, config):
+    return {"flags": ((axes["rows"],), torch.int32, 255, "epoch"), "box": ((8,), torch.float32)}
+
+def launch(ctx, buffers, axes, config):
+    copy[(1,)](buffers.box[2:], buffers.o, 5, BLOCK=32)
+"""
+    )
+    pack = pack_of(answer)
+    assert {name: buffer.model_dump(mode="json") for name, buffer in pack.persistent.items()} == {
+        "flags": {"shape": [4], "dtype": "i32", "initial": 255, "after": "epoch"},
+        "box": {"shape": [8], "dtype": "fp32", "initial": 0, "after": "restored"},
+    }
+    assert pack.launches[0].arguments["x"].model_dump() == {
+        "kind": "buffer", "buffer": "box", "offset": 8, "dtype": "fp32",
+    }  # fmt: skip
+
+
+def test_a_table_of_peers_in_triton(record):
+    answer, _ = record(
+        """
+@triton.jit
+def k(table, o):
+    tl.store(o, tl.load(tl.load(table + 1).to(tl.pointer_type(tl.float32))))
+
+def launch(ctx, buffers, axes, config):
+    k[(1,)](ctx.peers([buffers.x, buffers.x[1]]), buffers.o)
+    k[(1,)](ctx.peers([buffers.o]), buffers.o)
+    k[(1,)](ctx.peers([buffers.x, buffers.x[1]]), buffers.o)
+"""
+    )
+    pack = pack_of(answer)
+    assert only_kernel(pack).signature == {"table": "*i64", "o": "*fp32"}
+    first, second, third = (launch.arguments["table"] for launch in pack.launches)
+    assert first == third and len(second.buffers) == 1
+    assert [(entry.buffer, entry.offset) for entry in first.buffers] == [("x", 0), ("x", 384)]
+    assert valid(pack, ("table", "o")) == ()
+
+
+def test_a_cuda_kernel(record):
+    host = """
+import torch
+
+def launch(ctx, buffers, axes, config):
+    gemv = ctx.cuda(
+        "kernels/gemv.cu", "gemv", threads=256, constants={"TILE": 64, "T": "__nv_bfloat16", "FAST": True},
+        max_registers=96, pdl=True, cluster=2,
+    )
+    rows = ctx.tensor_map(buffers.x[:, 32:], (4, 32), swizzle=128)
+    with ctx.stream("side"):
+        gemv[(4, axes["rows"])](
+            rows, buffers.w, ctx.peers([buffers.o, buffers.o[2]]), 7, 0.5, True, ctx.scalar("u64", 2**40),
+            buffers.x.view(torch.int32), shared_bytes=65536,
+        )
+"""
+    answer, _ = record("", files={"kernel.py": host, "kernels/gemv.cu": "", "kernels/tile.cuh": ""})
+    pack = pack_of(answer)
+    variant = only_kernel(pack)
+    assert (variant.language, variant.file, variant.function) == ("cuda", "kernels/gemv.cu", "gemv")
+    assert variant.signature == {
+        "p0": "tensor_map", "p1": "*bf16", "p2": "peers", "p3": "i32", "p4": "fp32", "p5": "u1", "p6": "u64", "p7": "*i32",
+    }  # fmt: skip
+    assert variant.constexprs == {"TILE": 64, "T": "__nv_bfloat16", "FAST": True} and variant.divisible_by_16 == ()
+    assert variant.options == {
+        "threads": 256, "max_registers": 96, "cluster": 2, "launch_pdl": True, "launch_cooperative_grid": False,
+    }  # fmt: skip
+    (launch,) = pack.launches
+    assert launch.grid == (4, 4, 1) and launch.stream == "side" and launch.shared_bytes == 65536
+    assert launch.arguments["p0"].model_dump() == {
+        "kind": "tensor_map", "buffer": "x", "offset": 128, "dtype": "fp32", "shape": (4, 32), "strides": (96, 1),
+        "block_shape": (4, 32), "padding": "zero", "swizzle": 128, "round_to_tf32": False,
+    }  # fmt: skip
+    assert [entry.offset for entry in launch.arguments["p2"].buffers] == [0, 512]
+    assert launch.arguments["p6"].value == 2**40
+    assert valid(pack, (), cuda=["kernels/gemv.cu"]) == ()
+    assert KernelPack.model_validate_json(pack.model_dump_json()) == pack
+
+
 def test_heuristics_and_a_single_autotune_config(record):
     answer, _ = record(
         """

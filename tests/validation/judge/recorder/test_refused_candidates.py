@@ -87,14 +87,54 @@ first = copy
 def copy(x, o, n, BLOCK: tl.constexpr):
     tl.store(o, 0.0)
 """)),
-    "host descriptor": (
-        "record.host_descriptor", "TensorDescriptor",
-        launch("d = TensorDescriptor.from_tensor(buffers.o, [1, 64])", "copy[(1,)](d, buffers.o, 5, BLOCK=32)",
-               before="from triton.tools.tensor_descriptor import TensorDescriptor")),
-    "tuple argument": (
-        "record.tuple_argument", "'x'", launch("copy[(1,)]((buffers.x, buffers.o), buffers.o, 5, BLOCK=32)")),
-    "dtype as constexpr": (
-        "record.constexpr", "dtype", launch("copy[(1,)](buffers.x, buffers.o, 5, BLOCK=tl.float32)")),
+    "named tuple": (
+        "record.tuple_argument", "'x'",
+        launch("copy[(1,)](Pair(buffers.x, buffers.o), buffers.o, 5, BLOCK=32)", before="""
+import collections
+Pair = collections.namedtuple("Pair", "first second")
+""")),
+    "descriptor of a kept tensor": (
+        "record.unknown_storage", "'x'",
+        launch("d = TensorDescriptor.from_tensor(KEPT, [1, 64])", "copy[(1,)](d, buffers.o, 5, BLOCK=32)",
+               before="from triton.tools.tensor_descriptor import TensorDescriptor\nKEPT = torch.empty(4, 64)")),
+    "torch's dtype as constexpr": (
+        "record.constexpr", "dtype", launch("copy[(1,)](buffers.x, buffers.o, 5, BLOCK=torch.float32)")),
+    "function as constexpr": (
+        "record.constexpr", "JITFunction", launch("copy[(1,)](buffers.x, buffers.o, 5, BLOCK=copy)")),
+    "Gluon": (
+        "record.gluon", "Gluon",
+        launch("inner[(1,)](buffers.x)", before="""
+from triton.experimental import gluon
+
+@gluon.jit
+def inner(x):
+    pass
+""")),
+    "peers of nothing": ("record.peers", "0 peers", launch("ctx.peers([])", GO)),
+    "peers of other memory": (
+        "record.unknown_storage", "rank 1",
+        launch("ctx.peers([buffers.x, KEPT])", GO, before="KEPT = torch.empty(64)")),
+    "part of a table": (
+        "record.peers", "pass the table",
+        launch("copy[(1,)](ctx.peers([buffers.x, buffers.o])[1:], buffers.o, 5, BLOCK=32)")),
+    "too many tables": (
+        "record.peers", "64 tables", launch("for n in range(65): ctx.peers([buffers.x[0, n % 64:]] * (1 + n // 64))", GO)),
+    "peers while preparing": (
+        "record.launch_outside", "ctx.peers",
+        launch(GO, before="def prepare(ctx, static, a, c):\n    ctx.peers([static.w])\n")),
+    "persistent of bool": (
+        "record.dtype", "bool", launch(GO, before="def persistent(a, c): return {'t': ((4,), torch.bool)}")),
+    "persistent of words": (
+        "record.exception", "initial",
+        launch(GO, before="def persistent(a, c): return {'t': ((4,), torch.int32, 256)}")),
+    "persistent with more": (
+        "record.exception", "unpack",
+        launch(GO, before="def persistent(a, c): return {'t': ((4,), torch.int32, 0, 'epoch', 1)}")),
+    "no CUDA source": ("record.no_cuda_file", "it has: none", launch("ctx.cuda('k.cu', 'k', threads=32)[1]()")),
+    "CUDA with a float for threads": (
+        "record.no_cuda_file", "k.cu", launch("ctx.cuda('k.cu', 'k', threads=32.5)[1]()")),
+    "CUDA grid of floats": ("record.grid", "2.5", launch("ctx.cuda('k.cu', 'k', threads=32)[2.5]()")),
+    "scalar of no type": ("record.exception", "bf16", launch("ctx.scalar('bf16', 1.0)", GO)),
     "infinite constexpr": (
         "record.constexpr", "inf", launch("copy[(1,)](buffers.x, buffers.o, 5, BLOCK=float('inf'))")),
     "infinite scalar": (
@@ -106,8 +146,8 @@ def copy(x, o, n, BLOCK: tl.constexpr):
         "record.option", "ir_override",
         launch("copy[(1,)](buffers.x, buffers.o, 5, BLOCK=32, ir_override='/tmp/other.ptx')")),
     "unknown dtype": (
-        "record.dtype", "fp8e4nv",
-        launch("copy[(1,)](triton.reinterpret(buffers.x, tl.float8e4nv), buffers.o, 5, BLOCK=32)")),
+        "record.dtype", "fp8e4b15",
+        launch("copy[(1,)](triton.reinterpret(buffers.x, tl.float8e4b15), buffers.o, 5, BLOCK=32)")),
     "launch while preparing": (
         "record.launch_outside", "copy",
         launch(GO, before="def prepare(ctx, static, a, c):\n    copy[(1,)](static.w, static.w, 5, BLOCK=32)\n")),
@@ -140,6 +180,50 @@ def copy(x, o, n, BLOCK: tl.constexpr):
     "wait for nothing": ("record.exception", "nothing was launched", launch("ctx.wait('side')", GO)),
     "exit": ("record.exception", "SystemExit", launch("raise SystemExit(0)")),
 }  # fmt: skip
+
+
+IMPORTS = "import numpy, torch\nKEPT = torch.empty(64, 64)\nMETA = torch.empty(64, device='meta')\n"
+
+CUDA_REFUSALS = {
+    "list": ("record.cuda_argument", "list", "[1, 2]"),
+    "number of numpy": ("record.cuda_argument", "float32", "numpy.float32(1)"),
+    "kept tensor": ("record.unknown_storage", "'p0'", "KEPT"),
+    "tensor on no device": ("record.fake_tensor", "meta", "META"),
+    "large integer": ("record.scalar", "ctx.scalar", "2**31"),
+    "float for an integer": ("record.scalar", "i64", "ctx.scalar('i64', 1.5)"),
+    "text for an integer": ("record.scalar", "str", "ctx.scalar('i64', '7')"),
+    "infinity": ("record.scalar", "inf", "float('inf')"),
+    "address": ("record.raw_pointer", "'x'", "ctx.scalar('i64', buffers.x.data_ptr())"),
+    "complex numbers": ("record.dtype", "complex64", "buffers.x.view(torch.complex64)"),
+    "map of a kept tensor": ("record.unknown_storage", "'p0'", "ctx.tensor_map(KEPT, (16, 16))"),
+    "part of a table": ("record.peers", "pass the table", "ctx.peers([buffers.x, buffers.o])[1:]"),
+    "tensor that is computed": ("record.torch_operation", "mul", "buffers.x * 2"),
+    "value that is read": ("record.data_read", "item", "buffers.x[0, 0].item()"),
+    "value after a synchronisation": ("record.torch_cuda", "synchronize", "torch.cuda.synchronize()"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CUDA_REFUSALS)
+def test_arguments_of_cuda_kernels_are_refused_for_the_stated_reason(record, name):
+    reason, words, value = CUDA_REFUSALS[name]
+    code = launch(f"ctx.cuda('k.cu', 'k', threads=32)[1]({value})", before=IMPORTS)
+    answer, _ = record("", files={"kernel.py": code, "k.cu": ""})
+    assert answer["rejected"]["reason"] == reason, answer
+    assert words in answer["rejected"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [("threads='many'", "'many'"), ("threads=32, max_registers=[1]", "[1]"), ("threads=32, cluster=object()", "object")],
+)
+def test_options_that_are_no_data_are_refused(record, options, word):
+    code = launch(f"ctx.cuda('k.cu', 'k', {options})[1]()")
+    answer, _ = record("", files={"kernel.py": code, "k.cu": ""})
+    if "rejected" in answer:
+        assert answer["rejected"]["reason"] == "record.option" and word in answer["rejected"]["message"]
+    else:  # plain data, which the plan's rules refuse
+        (variant,) = answer["packs"][0]["kernels"].values()
+        assert variant["options"]["threads"] == "many"
 
 
 @pytest.mark.parametrize("name", REFUSALS)
