@@ -18,6 +18,7 @@ from .trials import Trial
 EXECUTION_REASONS = {
     "violation": "execution.out_of_bounds",
     "false_hint": "execution.false_hint",
+    "prefetch_writes": "execution.prefetch_writes",
     "unsupported": "execution.unsupported",
     "error": "execution.error",
     "timeout": "execution.timeout",
@@ -53,7 +54,7 @@ def execution_finding(trial: Trial) -> Finding | None:
     """A launch that did not finish, or touched memory that it does not own."""
     if trial.status == "ok":
         return None
-    check = "C4" if trial.status == "violation" else "execution"
+    check = "C4" if trial.status in ("violation", "prefetch_writes") else "execution"
     reason = EXECUTION_REASONS.get(trial.status, "execution.error")
     return Finding(check=check, reason=reason, message=trial.message or trial.status)
 
