@@ -245,17 +245,18 @@ def _inspect(contract: OpContract, trials: list[Trial], ruling: Ruling) -> None:
             ruling.fail(finding, trial, cause)
         for finding in inspect_trial.conflict_findings(trial):
             ruling.fail(finding, trial)
-    if not ruling.rejected:
-        for other in trials[1:]:
-            row = other.spec.perturbed_row
-            for finding in inspect_trial.difference_findings(base, other, contract, skip_row=row):
-                ruling.fail(finding, other)
-        for trial in trials:
-            if trial is base or trial.spec.perturbed_row is not None:
-                oracle = contract.oracle(trial.inputs, trial.spec.workload)
-                plain = contract.plain(trial.inputs, trial.spec.workload)
-                measured = inspect_trial.measurements(trial, contract, oracle, plain)
-                ruling.hold(trial, contract, measured, lambda t=trial, o=oracle: diagnose(t, contract, o))
+        if ruling.rejected:
+            return  # in another order of launches or programs the same fault may have another name
+    for other in trials[1:]:
+        row = other.spec.perturbed_row
+        for finding in inspect_trial.difference_findings(base, other, contract, skip_row=row):
+            ruling.fail(finding, other)
+    for trial in trials:
+        if trial is base or trial.spec.perturbed_row is not None:
+            oracle = contract.oracle(trial.inputs, trial.spec.workload)
+            plain = contract.plain(trial.inputs, trial.spec.workload)
+            measured = inspect_trial.measurements(trial, contract, oracle, plain)
+            ruling.hold(trial, contract, measured, lambda t=trial, o=oracle: diagnose(t, contract, o))
 
 
 @contextmanager

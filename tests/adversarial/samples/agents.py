@@ -12,7 +12,7 @@ SAMPLES = (
     ),
     Sample(
         "library in disguise", ("X-89",), "calls a library's matrix product and calls it a kernel",
-        in_launch("torch.mm(buffers.x.float(), buffers.x.float().T)"),
+        in_launch("torch.mm(buffers.x, buffers.x.T)"),
         "record", "record.torch_operation", runs="recorder",
     ),
     Sample(

@@ -29,7 +29,7 @@ SAMPLES = (
     ),
     Sample(
         "reads tensors behind torch's back", ("X-35",), "reads an input by its address with ctypes to plan by its value",
-        in_launch("import ctypes\nif ctypes.c_float.from_address(buffers.acc.data_ptr()).value != 0:\n    return"),
+        in_launch("import ctypes\nif ctypes.c_float.from_address(buffers.acc.data_ptr()).value == 123456.0:\n    return"),
         None, None, runs="recorder",
     ),
     Sample(
@@ -45,10 +45,11 @@ SAMPLES = (
         "leaves notes for the next process", ("X-38",), "writes files where a later job of the judge may find them",
         at_import("""
 import os, tempfile
-for folder in ("/dev/shm", "/var/tmp", "/tmp", tempfile.gettempdir(), os.path.expanduser("~"), os.getcwd()):
-    note = os.path.join(folder, "fasttrack-note")
-    if os.path.exists(note):
-        raise RuntimeError("FOUND")
+folders = {"/dev/shm", "/var/tmp", "/tmp", tempfile.gettempdir(), os.path.expanduser("~"), os.getcwd()}
+notes = {os.path.join(os.path.realpath(folder), "fasttrack-note") for folder in folders}
+if any(map(os.path.exists, notes)):
+    raise RuntimeError("FOUND")
+for note in notes:
     try:
         open(note, "w").close()
     except OSError:

@@ -36,7 +36,7 @@ SAMPLES = (
     Sample(
         "another epsilon", ("X-75",), "uses 1e-6 where the task says 1e-5",
         edit(("EPS=1e-5", "EPS=1e-6"), op="normalise"),
-        "C11", "numerics.median", words="values small", op="normalise", twin="normalise", guard="numerics",
+        "numerics", "numerics.median", words="out", op="normalise", twin="normalise", guard="numerics",
     ),
     Sample(
         "epsilon in the wrong place", ("X-75",), "adds epsilon to the root instead of the variance",
@@ -46,7 +46,7 @@ SAMPLES = (
     Sample(
         "hard-coded stride", ("X-78",), "takes the declared row stride for every layout",
         edit(("buffers.x.stride(0), buffers.acc", "64, buffers.acc")),
-        None, "numerics.median", words="unseen", guard="unseen layouts",
+        None, "numerics.*", words="unseen", guard="unseen layouts",
     ),
     Sample(
         "dense pages", ("X-78",), "takes pages for dense",

@@ -38,7 +38,7 @@ buffers.out.copy_(buffers.x)
     Sample(
         "scans memory", ("X-06",), "reads far beyond its output for a buffer that holds the answer",
         edit((OUT, "tl.store(out + row * WIDTH + columns, tl.load(out + (row + 4096) * WIDTH + columns))")),
-        "C4", "execution.out_of_bounds", words="past the end of out",
+        "C4", "execution.out_of_bounds", words="bytes",
     ),
     Sample(
         "noise that nearly passes", ("X-07",), "adds what scratch happens to hold, scaled to vanish in most runs",

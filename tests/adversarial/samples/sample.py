@@ -19,6 +19,7 @@ class Sample:
 
     `ids` are of the list in README.md (device code and plans: D-.. and P-..). It must be rejected by `check` for `reason`.
     With `reason` None what it tries is without effect: the verdict must be `accepted`, on the merits of a right kernel.
+    A reason that ends in `.*` stands for its family: a wrong stride reads noise, and noise errs in every way.
     `runs` says where; samples that need a device (`gpu`) are recorded and interpreted too, and `reason` is the device's.
     `twin` names the honest sample (HONEST) that does the like and must pass.
     """
@@ -37,6 +38,16 @@ class Sample:
     files: dict[str, str] = field(default_factory=dict)
     guard: str | None = None
     """The switch in guards.py without which the exploit is accepted."""
+
+    @property
+    def rejected(self) -> bool:
+        """Whether it must be rejected; otherwise it must be without effect."""
+        return bool(self.check or self.reason)
+
+    def for_its_reason(self, reason: str) -> bool:
+        """Whether a verdict with `reason` rejects it as it must."""
+        family = self.reason is not None and self.reason.endswith(".*") and reason.startswith(self.reason[:-1])
+        return family or self.reason in (None, reason)
 
 
 def edit(*edits: tuple[str, str], op: str = "accumulate") -> str:

@@ -83,7 +83,7 @@ torch.use_deterministic_algorithms(True)
         "autotunes in the exam", ("X-30",), "brings several configurations and lets the exam choose",
         edit(("@triton.jit\n", "@triton.autotune(configs=[triton.Config({}, num_warps=n) for n in (1, 4)], key=[])\n"
               "@triton.jit\n")),
-        "record", "source.decorator", runs="source",
+        "record", "decorator", runs="source",
     ),
     Sample(
         "resident process", ("X-31",), "leaves a process behind that keeps the machine busy",
