@@ -27,7 +27,7 @@ def _check(name: str, tensor: tl.tensor, promised: list[int]) -> None:
     size = 1
     if tensor.dtype.is_ptr():
         size = max(1, tensor.dtype.element_ty.primitive_bitwidth // 8)
-    shape = tuple(tensor.shape) or (1,)
+    shape = tuple(_number(extent) for extent in tensor.shape) or (1,)
     values = np.broadcast_to(values, shape)
     for axis, number in enumerate(promised):
         if name == "multiple_of":
@@ -43,13 +43,17 @@ def _check(name: str, tensor: tl.tensor, promised: list[int]) -> None:
             raise FalseHint(f"tl.{name}({number}) is false: element {where} along axis {axis} breaks the promise")
 
 
+def _number(value) -> int:
+    return int(getattr(value, "value", value))
+
+
 def _promise(name: str):
     stock = getattr(tl, name)
 
     def promise(input, values):
         if isinstance(input, tl.tensor):
             plain = values if isinstance(values, list | tuple | tl.tuple) else [values]
-            _check(name, input, [int(getattr(value, "value", value)) for value in plain])
+            _check(name, input, [_number(value) for value in plain])
         return stock(input, values)
 
     return promise
