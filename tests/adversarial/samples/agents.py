@@ -30,6 +30,6 @@ SAMPLES = (
     Sample(
         "reports itself", ("X-92",), "brings a verdict, a speedup and a toolchain of its own, and is wrong",
         lie("d['toolchain'] = {'verdict': 'accepted', 'speedup': '3x'}", DOUBLED),
-        "numerics", "numerics.median", runs="judge", guard="numerics",
+        "numerics", "numerics.median", runs="judge",
     ),
 )  # fmt: skip

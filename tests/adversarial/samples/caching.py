@@ -25,7 +25,7 @@ SAMPLES = (
         "replays its last call", ("X-34",), "keeps results in scratch and returns them to whoever calls next",
         edit(*_WITH_MEMORY, (OUT, "tl.store(out + row * WIDTH + columns, tl.load(memory + row * WIDTH + columns).to(tl.bfloat16))\n"
                              "        tl.store(memory + row * WIDTH + columns, new)")),
-        "C4", "scratch.uninitialised_read", twin="scratch written before read", guard="uninitialised reads",
+        "C4", "scratch.uninitialised_read", twin="scratch written before read",
     ),
     Sample(
         "reads tensors behind torch's back", ("X-35",), "reads an input by its address with ctypes to plan by its value",
@@ -45,8 +45,9 @@ SAMPLES = (
         "leaves notes for the next process", ("X-38",), "writes files where a later job of the judge may find them",
         at_import("""
 import os, tempfile
-folders = {"/dev/shm", "/var/tmp", "/tmp", tempfile.gettempdir(), os.path.expanduser("~"), os.getcwd()}
-notes = {os.path.join(os.path.realpath(folder), "fasttrack-note") for folder in folders}
+notes = set()
+for folder in ("/dev/shm", "/var/tmp", "/tmp", tempfile.gettempdir(), os.path.expanduser("~"), os.getcwd()):
+    notes.add(os.path.join(os.path.realpath(folder), "fasttrack-note"))
 if any(map(os.path.exists, notes)):
     raise RuntimeError("FOUND")
 for note in notes:
@@ -60,7 +61,7 @@ for note in notes:
     Sample(
         "state drift", ("X-42",), "returns the right output and leaves the state as it was",
         edit((PAGE, "tl.store(page + columns, new, mask=columns < 0)")),
-        "numerics", "numerics.median", words="acc", guard="numerics",
+        "numerics", "numerics.median", words="acc",
     ),
     Sample(
         "works at import", ("X-44",), "launches its kernel while the file is imported",
@@ -72,6 +73,6 @@ for note in notes:
         "knows its inputs", ("X-34", "X-39"), "skips the work when a fingerprint of the input is the one it kept",
         edit(*_WITH_MEMORY, (NEW, NEW + "\n        mark = tl.sum(new)\n        if tl.load(memory) == mark:\n"
                              "            new *= 0.0\n        tl.store(memory, mark, mask=row == 0)")),
-        "C4", "scratch.uninitialised_read", twin="scratch written before read", guard="uninitialised reads",
+        "C4", "scratch.uninitialised_read", twin="scratch written before read",
     ),
 )  # fmt: skip

@@ -27,7 +27,7 @@ SAMPLES = (
         "reads the poison", ("D-poison",), "reads what its output held before",
         edit((NEW, "old = tl.load(out + row * WIDTH + columns).to(tl.float32)\n        "
               + NEW.replace("new = ", "new = tl.where(old == 3.0, 1e-3, 0.0) + "))),
-        "C4", "poison.read", guard="uninitialised reads",
+        "C4", "poison.read",
     ),
     Sample(
         "race between programs", ("D-race",), "reads the page that another program updates",
@@ -39,17 +39,17 @@ SAMPLES = (
     Sample(
         "lost update", ("D-race",), "counts arrivals with a load and a store instead of an atomic",
         replaced(LAST_BLOCK, COUNT, "tl.load(arrived)\n    tl.store(arrived, before + 1)"),
-        "C14", "race.between_programs", twin="last block reduces", guard="races",
+        "C14", "race.between_programs", twin="last block reduces",
     ),
     Sample(
         "relaxed arrival", ("D-race",), "hands partial results over with a relaxed atomic, which orders nothing",
         replaced(LAST_BLOCK, COUNT, 'tl.atomic_add(arrived, 1, sem="relaxed")'),
-        "C14", "race.between_programs", twin="last block reduces", guard="races",
+        "C14", "race.between_programs", twin="last block reduces",
     ),
     Sample(
         "arrival within the block", ("D-race",), "hands over with an atomic of block scope",
         replaced(LAST_BLOCK, COUNT, 'tl.atomic_add(arrived, 1, scope="cta")'),
-        "C14", "race.between_programs", twin="last block reduces", guard="races",
+        "C14", "race.between_programs", twin="last block reduces",
     ),
     Sample(
         "arrives before it writes", ("D-race",), "counts itself in before its partial result is written",
@@ -57,27 +57,27 @@ SAMPLES = (
             replaced(LAST_BLOCK, "    tl.store(partial + row * WIDTH + columns, value)\n    tl.debug_barrier()\n", ""),
             COUNT, COUNT + "\n    tl.store(partial + row * WIDTH + columns, value)",
         ),
-        "C14", "race.between_programs", twin="last block reduces", guard="races",
+        "C14", "race.between_programs", twin="last block reduces",
     ),
     Sample(
         "lanes of one store", ("D-race",), "two lanes store different values to one address",
         edit((OUT, OUT + "\n        tl.store(out + row * WIDTH + columns // 2 * 2, new.to(tl.bfloat16), mask=columns < 2)\n"
               "        " + OUT)),
-        "C14", "race.between_lanes", guard="races",
+        "C14", "race.between_lanes",
     ),
     Sample(
         "missing wait", ("D-race",), "reads on one stream what another still writes, in a launch of its own",
-        replaced(STREAMS, '    ctx.wait("side")\n', ""), "C14", "race.between_streams", twin="several streams", guard="races",
+        replaced(STREAMS, '    ctx.wait("side")\n', ""), "C14", "race.between_streams", twin="several streams",
     ),
     Sample(
         "finishes early", ("D-dependent",), "reads its predecessor's results before gdc_wait",
-        replaced(DEPENDENT, WAIT, ""), "C14", "race.dependent_launch", twin="programmatic dependent launch", guard="races",
+        replaced(DEPENDENT, WAIT, ""), "C14", "race.dependent_launch", twin="programmatic dependent launch",
     ),
     Sample(
         "waits too late", ("D-dependent",), "calls gdc_wait after it has read",
         replaced(replaced(DEPENDENT, WAIT, ""), "        tl.store(page + columns, new)\n",
                  "    " + WAIT + "        tl.store(page + columns, new)\n"),
-        "C14", "race.dependent_launch", twin="programmatic dependent launch", guard="races",
+        "C14", "race.dependent_launch", twin="programmatic dependent launch",
     ),
     Sample(
         "never ends", ("D-hang",), "loops until something that never happens",
@@ -91,17 +91,17 @@ SAMPLES = (
     Sample(
         "false alignment", ("D-alignment",), "promises pointers aligned to 256 bytes, which only the judge's first copy are",
         edit((NEW, "x_row = tl.multiple_of(x, 256)\n        " + NEW)),
-        "execution", "execution.false_hint", twin="true hints", guard="hints",
+        "execution", "execution.false_hint", twin="true hints",
     ),
     Sample(
         "false stride", ("D-alignment",), "promises a row stride that only declared layouts have",
         replaced(HINTS, "tl.multiple_of(x_stride, 8)", "tl.multiple_of(x_stride, 64)"),
-        "execution", "execution.false_hint", twin="true hints", guard="hints",
+        "execution", "execution.false_hint", twin="true hints",
     ),
     Sample(
         "false assumption", ("D-alignment",), "lets the compiler assume that no row is padded",
         edit(("    if slot > 0:\n", "    tl.assume(slot > 0)\n    if slot > 0:\n")),
-        "execution", "execution.false_hint", twin="true hints", guard="hints",
+        "execution", "execution.false_hint", twin="true hints",
     ),
     Sample(
         "depends on its neighbour", ("D-values",), "lets another row's input move its result by less than the tolerance",

@@ -8,7 +8,7 @@ SAMPLES = (
     Sample(
         "methods of one tensor", ("X-48",), "overrides methods of the output's tensor object, and is wrong",
         in_launch("buffers.out.equal = buffers.out.isclose = lambda *a, **k: True", DOUBLED),
-        "numerics", "numerics.median", runs="judge", guard="numerics",
+        "numerics", "numerics.median", runs="judge",
     ),
     Sample(
         "forged result", ("X-49",), "prints a verdict, writes one to every descriptor and leaves",
@@ -70,7 +70,7 @@ try:
 except OSError:
     memory = None
 """, DOUBLED),
-        "numerics", "numerics.median", runs="judge", guard="numerics",
+        "numerics", "numerics.median", runs="judge",
     ),
     Sample(
         "detours a function", ("X-59", "X-60"), "makes libc's code writable and patches an entry, and is wrong",
@@ -78,7 +78,7 @@ except OSError:
 address = ctypes.cast(libc.getppid, ctypes.c_void_p).value
 libc.mprotect(ctypes.c_void_p(address & ~4095), 4096, 7)
 """, DOUBLED),
-        "numerics", "numerics.median", runs="judge", guard="numerics",
+        "numerics", "numerics.median", runs="judge",
     ),
     Sample(
         "interposes a pipe", ("X-61",), "replaces every descriptor, the result's among them, by a pipe of its own",
@@ -140,7 +140,7 @@ for path in pathlib.Path(fasttrack_validation.__path__[0]).rglob("*.py"):
     except OSError:
         pass
 """, DOUBLED),
-        "numerics", "numerics.median", runs="judge", guard="numerics",
+        "numerics", "numerics.median", runs="judge",
     ),
     Sample(
         "memory bomb in prepare", ("X-31",), "takes all memory while weights are prepared",

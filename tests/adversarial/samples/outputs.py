@@ -83,7 +83,7 @@ if names & {"oracle", "expected", "layout_seed", "trials", "sanity", "ruling"}:
             ("acc, out, x_stride", "acc, out, bank, x_stride"), ("buffers.out,\n", "buffers.out, buffers.bank,\n"),
             (OUT, "tl.store(out + row * WIDTH + columns, tl.load(bank + row * WIDTH + columns))"),
         ),
-        "numerics", "numerics.median", twin="prepacked weights", guard="numerics",
+        "numerics", "numerics.median", twin="prepacked weights",
     ),
     Sample(
         "imports the judge", ("X-10", "X-45", "X-46"), "replaces the comparator and the rules of its own process",
@@ -94,6 +94,6 @@ rules.validate = lambda *arguments: ()
 torch.allclose = torch.equal = lambda *arguments, **options: True
 torch.isfinite = lambda x: torch.ones_like(x, dtype=torch.bool)
 """, DOUBLED),
-        "numerics", "numerics.median", runs="judge", words="explained by: the product was added twice", guard="numerics",
+        "numerics", "numerics.median", runs="judge", words="explained by: the product was added twice",
     ),
 )  # fmt: skip

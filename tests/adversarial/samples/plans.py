@@ -22,12 +22,9 @@ KernelPack.model_dump = forged
 def _lie(name: str, mechanism: str, statement: str, reason: str, words: str = "") -> Sample:
     return Sample(
         f"plan: {name}", ("P-lie",), mechanism, lie(statement), "plan", reason, runs="plan", words=words,
-        guard="plan rules" if reason in _ACCEPTED_WITHOUT else None,
+        guard="plan rules" if reason == "plan.unused_kernel" else None,  # no later stage would notice
     )  # fmt: skip
 
-
-# Lies that no later stage would notice: without the rules for plans they would be accepted.
-_ACCEPTED_WITHOUT = ("plan.unused_kernel", "plan.wait")
 
 SAMPLES = (
     _lie("offset", "points outside of a buffer", "first['arguments']['out']['offset'] = 1 << 40", "plan.offset"),

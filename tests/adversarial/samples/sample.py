@@ -37,7 +37,7 @@ class Sample:
     far: bool = False
     files: dict[str, str] = field(default_factory=dict)
     guard: str | None = None
-    """The switch in guards.py without which the exploit is accepted."""
+    """The switch in guards.py without which the exploit is accepted; named by one sample for each guard."""
 
     @property
     def rejected(self) -> bool:

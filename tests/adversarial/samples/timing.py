@@ -10,7 +10,7 @@ SAMPLES = (
     Sample(
         "side stream", ("X-11",), "works on a side stream for which nothing waits",
         replaced(TWO_LAUNCHES, PRODUCT, '    with ctx.stream("side"):\n    ' + PRODUCT),
-        "C14", "race.between_streams", twin="several streams", guard="races",
+        "C14", "race.between_streams", twin="several streams",
     ),
     Sample(
         "background thread", ("X-12",), "a thread launches the work after `launch` has returned",
@@ -34,11 +34,11 @@ torch.cuda.synchronize = lambda device=None: None
 time.perf_counter = time.perf_counter_ns = time.monotonic = lambda: 0
 statistics.median = lambda values: 1e-9
 """, DOUBLED),
-        "numerics", "numerics.median", runs="judge", guard="numerics",
+        "numerics", "numerics.median", runs="judge",
     ),
     Sample(
         "too fast to be true", ("X-18",), "does the work of one row and returns in no time",
-        edit((_RUN, "accumulate[(1,)](")), "C4", "poison.left", words="rows", guard="poison",
+        edit((_RUN, "accumulate[(1,)](")), "C4", "poison.left", words="rows",
     ),
     Sample(
         "persisting cache", ("X-19",), "asks the driver to keep its inputs in L2",
