@@ -34,7 +34,8 @@ def run(payload: dict, memory: list[mmap.mmap], scratch: pathlib.Path) -> dict:
     the access log refuses, or None); `violation` (a launch touched memory that it may not touch; `details` is the first
     such access); `prefetch_writes` (the same, where a prefetch launch wrote to a buffer that others may write);
     `false_hint` (the kernel promises the compiler something that is not so); `unsupported` (only a GPU can run it);
-    `error` (the plan does not fit source or buffers, or a kernel raised). Once it is not `ok`, buffers hold whatever the programs before had written.
+    `error` (the plan does not fit source or buffers, or a kernel raised). Once it is not `ok`,
+    buffers hold whatever the programs before had written.
     """
     corrections.install()
     from . import execute
