@@ -1,6 +1,6 @@
 """C. Caching and replay."""
 
-from .sample import DOUBLED, LAUNCH, NEW, OUT, PAGE, Sample, at_import, edit, in_launch
+from .sample import LAUNCH, NEW, OUT, PAGE, Sample, at_import, edit, in_launch
 
 _MEMORY = 'def scratch(axes, config):\n    return {"memory": ((axes["rows"], 64), torch.float32)}\n\n\n'
 _WITH_MEMORY = (

@@ -2,10 +2,8 @@
 
 from judging import replaced
 
-from .honest import COUNT, DEPENDENT, HINTS, LAST_BLOCK, PRODUCT, STREAMS, TWO_LAUNCHES, WAIT
+from .honest import COUNT, DEPENDENT, HINTS, LAST_BLOCK, STREAMS, WAIT
 from .sample import GRID, NEW, OUT, PAGE, Sample, edit
-
-_ROW_0 = "out + 0 * row * WIDTH + columns"
 
 SAMPLES = (
     Sample(

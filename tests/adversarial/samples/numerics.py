@@ -1,8 +1,7 @@
 """F. Numerics, tolerances, weak tasks."""
 
-from .sample import CALL_TAIL, DOUBLED, LAUNCH, NEW, OUT, PAGE, SLOT, Sample, edit, in_launch
+from .sample import NEW, OUT, PAGE, SLOT, Sample, edit
 
-_NARROW = "new = tl.load(page + columns) + tl.load(x + row * x_stride + columns).to(tl.float32) * tl.load(w + columns)"
 _MEAN, _VARIANCE = "mean = tl.sum(value) / WIDTH", "variance = tl.sum(centred * centred) / WIDTH"
 
 SAMPLES = (

@@ -1,10 +1,9 @@
 """B. Timing evasion: nearly all of it happens in host code, which here writes a plan and times nothing."""
 
-from .sample import CALL_TAIL, DOUBLED, LAUNCH, Sample, at_import, edit, in_launch
-from .honest import PRODUCT, TWO_LAUNCHES
 from judging import replaced
 
-_RUN = "accumulate[(axes[\"rows\"],)]("
+from .honest import PRODUCT, TWO_LAUNCHES
+from .sample import CALL_TAIL, DOUBLED, GRID, Sample, at_import, edit, in_launch
 
 SAMPLES = (
     Sample(
@@ -38,7 +37,7 @@ statistics.median = lambda values: 1e-9
     ),
     Sample(
         "too fast to be true", ("X-18",), "does the work of one row and returns in no time",
-        edit((_RUN, "accumulate[(1,)](")), "C4", "poison.left", words="rows",
+        edit((GRID, "accumulate[(1,)](")), "C4", "poison.left", words="rows",
     ),
     Sample(
         "persisting cache", ("X-19",), "asks the driver to keep its inputs in L2",
