@@ -127,9 +127,7 @@ class Judge:
             ruling.add(self._check_sanity(contract))
         # Unseen layouts are drawn before recording only because a plan is recorded per layout; the recorder shows
         # nothing of them to anyone, and values are drawn afterwards.
-        unseen = tuple(
-            contract.vary(w, secrets.randbits(62)).model_copy(update={"held_out": True}) for w in workloads
-        )
+        unseen = tuple(_unseen(contract, workload) for workload in workloads)
         batch = min((w for w in workloads if w.axes["rows"] > 1), key=lambda w: contract.cost(w).bytes, default=workloads[0])
         far = contract.far(batch)
         distant = (far.workload,) if far else ()
@@ -190,6 +188,22 @@ class Judge:
         inputs = contract.make_inputs(spec.workload, spec.distribution, spec.seed)
         static = {s.name: inputs[s.name] for s in contract.tensors(spec.workload) if s.role is TensorRole.STATIC}
         return stages.prepare(self._recorder, candidate, contract, spec.workload, self._hardware, static, pack)
+
+
+# Draws of a layout until its batch is odd: each is, with one chance in three or better.
+ODD_DRAWS = 64
+
+
+def _unseen(contract: OpContract, workload: Workload) -> Workload:
+    """An unpredictable layout of the same bucket, with an odd batch where the bucket has room for one.
+
+    Declared batches are powers of two: only an odd one shows a kernel that forgets what its tiles do not cover.
+    """
+    for _ in range(ODD_DRAWS):
+        drawn = contract.vary(workload, secrets.randbits(62))
+        if workload.axes["rows"] < 3 or drawn.axes["rows"] % 2:
+            break
+    return drawn.model_copy(update={"held_out": True})
 
 
 def _plan_trials(contract, workloads, unseen) -> Iterator[tuple[TrialSpec, ...]]:

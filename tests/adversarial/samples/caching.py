@@ -11,7 +11,8 @@ _WITH_MEMORY = (
 SAMPLES = (
     Sample(
         "cache by pointer", ("X-32",), "hands the kernel an input's address as a number to recognise it by",
-        edit(("acc, out, x_stride", "acc, out, address, x_stride"), ("buffers.out,\n", "buffers.out, buffers.x.data_ptr(),\n")),
+        edit(("acc, out, x_stride", "acc, out, address, x_stride"),
+             ("buffers.out,\n", "buffers.out, buffers.x.data_ptr(),\n")),
         "record", "record.raw_pointer", runs="recorder",
     ),
     Sample(
@@ -23,7 +24,8 @@ SAMPLES = (
     ),
     Sample(
         "replays its last call", ("X-34",), "keeps results in scratch and returns them to whoever calls next",
-        edit(*_WITH_MEMORY, (OUT, "tl.store(out + row * WIDTH + columns, tl.load(memory + row * WIDTH + columns).to(tl.bfloat16))\n"
+        edit(*_WITH_MEMORY, (OUT, "kept = tl.load(memory + row * WIDTH + columns)\n"
+                             "        tl.store(out + row * WIDTH + columns, kept.to(tl.bfloat16))\n"
                              "        tl.store(memory + row * WIDTH + columns, new)")),
         "C4", "scratch.uninitialised_read", twin="scratch written before read",
     ),

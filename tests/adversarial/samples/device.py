@@ -13,7 +13,8 @@ SAMPLES = (
     Sample(
         "borrows a page", ("D-outside",), "keeps a note in the null page and puts back what was there",
         edit((PAGE, PAGE + "\n        if row == 0:\n            held = tl.load(acc + columns)\n"
-              "            tl.store(acc + columns, new)\n            tl.debug_barrier()\n            tl.store(acc + columns, held)")),
+              "            tl.store(acc + columns, new)\n            tl.debug_barrier()\n"
+              "            tl.store(acc + columns, held)")),
         "C4", "state.foreign_page", words="which no live row of this step owns", guard="foreign pages",
     ),
     Sample(
@@ -115,7 +116,7 @@ SAMPLES = (
             ("acc, out, x_stride", "acc, out, total, x_stride"), ("buffers.out,\n", "buffers.out, buffers.total,\n"),
             ("    " + GRID, "    reset[(1,)](buffers.total)\n    " + GRID),
             (OUT, "seen = tl.atomic_add(total + columns, new)\n"
-             "        tl.store(out + row * WIDTH + columns, tl.where(seen == 0, new, new + 0 * seen + 1e-9 * seen).to(tl.bfloat16))\n"
+             "        tl.store(out + row * WIDTH + columns, (new + 1e-9 * seen).to(tl.bfloat16))\n"
              "        tl.store(page + columns, new + 1e-9 * seen)"),
         ),
         "C14", "determinism.not_reproducible", guard="program order", twin="last block reduces",

@@ -38,7 +38,9 @@ if any("seed" in sign.lower() or "screen" in sign.lower() or "confirm" in sign.l
     Sample(
         "shadows modules", ("X-52",), "brings files called torch.py, sitecustomize.py and fasttrack_validation.py",
         edit(), None, None, runs="judge",
-        files={name: "class Loaded:\n    raise SystemExit('FOUND')\n" for name in ("torch.py", "sitecustomize.py", "fasttrack_validation.py")},
+        files=dict.fromkeys(
+            ("torch.py", "sitecustomize.py", "fasttrack_validation.py"), "class Loaded:\n    raise SystemExit('FOUND')\n"
+        ),
     ),
     Sample(
         "installs packages", ("X-53",), "installs a package while it is imported",
