@@ -6,6 +6,7 @@ import os
 import platform
 from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
@@ -77,9 +78,15 @@ def record(
         ruling.fail(Finding(check="record", reason="record.answer", message=_text(f"the recorder's answer: {error}")))
         return None
     # The judge's own versions: what the recorder says of them comes from the candidate's process.
-    ruling.toolchain = {"python": platform.python_version()} | {name: version(name) for name in ("torch", "triton")}
+    ruling.toolchain = dict(_toolchain())
     ruling.pass_stage("record", figures={"workloads": len(packs)})
     return by_workload
+
+
+@cache
+def _toolchain() -> Mapping[str, str]:
+    # Once: importlib.metadata keeps what it finds for each state of a directory, for good.
+    return {"python": platform.python_version()} | {name: version(name) for name in ("torch", "triton")}
 
 
 def validate_plans(
