@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from fasttrack_validation.contracts.base import Comparison, Cost, OpContract, TensorRole, TensorSpec, Workload
+from fasttrack_validation.contracts.base import Comparison, Cost, Far, OpContract, TensorRole, TensorSpec, Workload
 from fasttrack_validation.tensors import DType
 
 WIDTH = 64
@@ -144,3 +144,13 @@ class Toy(OpContract):
     def cost(self, workload: Workload) -> Cost:
         rows = workload.axes["rows"]
         return Cost(bytes_read=rows * WIDTH * 6 + WIDTH * 4, bytes_written=rows * WIDTH * 6, flops=2 * rows * WIDTH)
+
+
+class FarToy(Toy):
+    """The toy op with a pool that is larger than 2**31 elements, as the judge has it without its memory."""
+
+    def far(self, workload: Workload) -> Far:
+        shift = 2**31 // workload.axes["page_stride"] + 1
+        axes = workload.axes | {"slots": workload.axes["slots"] + shift}
+        far = workload.model_copy(update={"name": f"{workload.name}-far", "axes": axes})
+        return Far(workload=far, shift=shift, pages="slots", pools=("acc",))

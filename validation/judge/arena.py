@@ -47,7 +47,8 @@ class Arena:
     """Buffers of one trial. Create, `put` tensors, hand `fd` and `table()` to an executor, then read back.
 
     `generator` (numpy, seeded from the judge's secret) places buffers in random order at random multiples of 256 bytes
-    and fills guards, gaps and scratch with noise.
+    and fills guards, gaps and scratch with noise. A smaller `alignment` (bytes, what a plan may rely on or more) puts
+    every buffer at an odd multiple of it.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class Arena:
         prepared: Mapping[str, ScratchBuffer],
         generator: np.random.Generator,
         persistent: Mapping[str, PersistentBuffer] = MappingProxyType({}),
+        alignment: int = ALIGNMENT,
     ) -> None:
         self.specs = {spec.name: spec for spec in specs}
         sizes = {spec.name: (spec.storage_elements * spec.dtype.bytes, _writable(spec)) for spec in specs}
@@ -68,10 +70,13 @@ class Arena:
             sizes[name] = (int(np.prod(buffer.shape)) * buffer.dtype.bytes, True)
         self._persistent = dict(persistent)
         self._unchecked = frozenset(scratch) | frozenset(persistent)
+        self._scratch = frozenset(scratch)
+        self._live: dict[str, tuple[bool, ...]] = {}
         self.slots: dict[str, Slot] = {}
         offset = GUARD_BYTES
         for name in generator.permutation(sorted(sizes)):
             size, writable = sizes[str(name)]
+            offset += alignment if alignment < ALIGNMENT else 0
             self.slots[str(name)] = Slot(offset, size, writable)
             gap = GUARD_BYTES + int(generator.integers(0, 16)) * ALIGNMENT
             offset = -(-(offset + size + gap) // ALIGNMENT) * ALIGNMENT
@@ -128,9 +133,33 @@ class Arena:
         }
         return {name: count for name, count in found.items() if count}
 
-    def table(self) -> dict[str, dict[str, int | bool]]:
-        """Buffer table for the executor: offset and size in bytes, and whether it may be written."""
-        return {n: {"offset": s.offset, "bytes": s.size, "writable": s.writable} for n, s in self.slots.items()}
+    def open_pages(self, name: str, live: tuple[bool, ...]) -> None:
+        """Says which pages of the state `name` the launches may write."""
+        self._live[name] = live
+
+    def table(self) -> dict[str, dict]:
+        """Buffer table for the executor: offset and size in bytes, whether it may be written, and what it holds.
+
+        `holds` is "values", "poison" (an output) or "noise" (scratch); `pages` (of outputs and states) has the stride and
+        the extent of a page in bytes and which pages may be written.
+        """
+        return {name: self._entry(name, slot) for name, slot in self.slots.items()}
+
+    def _entry(self, name: str, slot: Slot) -> dict:
+        entry = {"offset": slot.offset, "bytes": slot.size, "writable": slot.writable, "holds": "values"}
+        spec = self.specs.get(name)
+        if name in self._scratch:
+            entry["holds"] = "noise"
+        elif spec is not None and slot.writable:
+            if spec.role is TensorRole.OUTPUT:
+                entry["holds"] = "poison"
+            if spec.shape and 0 not in spec.shape:
+                rest = 1 + sum((n - 1) * stride for n, stride in zip(spec.shape[1:], spec.strides[1:], strict=True))
+                live = self._live.get(name, (True,) * spec.shape[0])
+                width = spec.dtype.bytes
+                if rest <= spec.strides[0]:
+                    entry["pages"] = {"stride": spec.strides[0] * width, "bytes": rest * width, "live": live}
+        return entry
 
     def take(self, name: str) -> torch.Tensor:
         """A contiguous private copy of a tensor as the executor left it."""

@@ -45,7 +45,10 @@ def examine(contract: OpContract, trials: list[Trial]) -> Examined:
         ):
             oracle = contract.oracle(trial.inputs, trial.spec.workload)
             found.findings.append((finding, trial, diagnose(trial, contract, oracle)))
-    if found.findings or not trials:
+        found.findings += [(finding, trial, None) for finding in inspect_trial.conflict_findings(trial)]
+        if found.findings:
+            return found  # in another order of launches or programs the same fault may have another name
+    if not trials:
         return found
     base, *others = trials
     for other in others:

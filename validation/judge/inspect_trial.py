@@ -18,6 +18,7 @@ from .trials import Trial
 
 EXECUTION_REASONS = {
     "violation": "execution.out_of_bounds",
+    "false_hint": "execution.false_hint",
     "unsupported": "execution.unsupported",
     "error": "execution.error",
     "timeout": "execution.timeout",
@@ -25,6 +26,19 @@ EXECUTION_REASONS = {
     "out_of_memory": "execution.out_of_memory",
     "output_limit": "execution.output_limit",
     **faults.REASONS,
+}
+
+
+# What the interpreter's access log may say, and the check that it fails.
+CONFLICTS = {
+    "poison.read": "C4",
+    "scratch.uninitialised_read": "C4",
+    "gap.written": "C4",
+    "state.foreign_page": "C4",
+    "race.between_programs": "C14",
+    "race.between_lanes": "C14",
+    "race.between_streams": "C14",
+    "race.dependent_launch": "C14",
 }
 
 
@@ -44,6 +58,14 @@ def execution_finding(trial: Trial) -> Finding | None:
     reason = EXECUTION_REASONS.get(trial.status, "execution.error")
     check = faults.CHECKS.get(reason.partition(".")[0], "C4" if trial.status == "violation" else "execution")
     return Finding(check=check, reason=reason, message=trial.message or trial.status)
+
+
+def conflict_findings(trial: Trial) -> list[Finding]:
+    """The first access that nothing orders, that reads what no one wrote, or that writes what no live row owns."""
+    reason = str(trial.conflict.get("reason")) if trial.conflict else None
+    if reason not in CONFLICTS:
+        return []
+    return [Finding(check=CONFLICTS[reason], reason=reason, message=str(trial.conflict.get("message"))[:600])]
 
 
 def stray_findings(trial: Trial, contract: OpContract) -> list[Finding]:

@@ -163,7 +163,10 @@ class Judge:
         names = {
             "checked": tuple(w.name for w in checked),
             "declared": tuple(w.name for w in declared),
-            "unseen": {name: tuple(secrets.randbits(62) for _ in range(count)) for name, count in unseen.items()},
+            "unseen": {
+                w.name: tuple(trial_plan.layout_seed(contract, w) for _ in range(unseen[w.name]))
+                for w in (*checked, *declared) if w.name in unseen
+            },
             "far_base": batch.name if contract.far(batch) else None,
         }
         planned = workloads_of(contract, **names).planned

@@ -7,6 +7,7 @@ import platform
 import time
 from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
@@ -85,8 +86,10 @@ def record(
     return by_workload
 
 
+@cache
 def toolchain() -> dict[str, str]:
     """The judge's own versions: what the recorder says of them comes from the candidate's process."""
+    # Once: importlib.metadata keeps what it finds for each state of a directory, for good.
     return {"python": platform.python_version()} | {name: version(name) for name in ("torch", "triton")}
 
 

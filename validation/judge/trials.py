@@ -9,8 +9,9 @@ import torch
 
 from ..contracts.base import Far, OpContract, TensorRole, Workload
 from ..tensors import torch_dtype
-from .arena import Arena, StrayWrite
+from .arena import ALIGNMENT, Arena, StrayWrite
 from .pack import KernelPack, Language
+from .plan import ALIGNMENT as MINIMUM_ALIGNMENT
 
 PLAUSIBLE, NOT_A_NUMBER = "plausible", "nan"
 
@@ -50,7 +51,8 @@ class Trial:
     """Persistent buffers that the first step did not put back -> bytes that differ"""
     later: tuple[dict[str, torch.Tensor], ...] = ()
     """What further steps produced from the same inputs, where a plan has persistent buffers"""
-
+    conflict: Mapping[str, object] | None = None
+    """The first access that the executor's log refuses (interpreter/access_log.py), where there is such a log."""
 
     def forget(self) -> None:
         """Lets go of every tensor: a judge that kept those of all trials would need tens of gigabytes."""
@@ -92,6 +94,7 @@ def run_trial(
         trial = Trial(
             spec, str(outcome["status"]), str(outcome.get("message", "")), inputs,
             launches=tuple(outcome.get("launches", ())), seconds=float(outcome.get("seconds", 0.0)),
+            conflict=outcome.get("conflict"),
         )  # fmt: skip
         if trial.status == "ok":
             take_back(trial, contract, arena, dense)
@@ -107,9 +110,14 @@ def lay_out(
 ) -> Arena:  # fmt: skip
     """An arena with everything in its place: inputs, weights, states, what `prepare` made, poison. Not yet sealed."""
     generator = np.random.Generator(np.random.PCG64(spec.layout_seed))
-    arena = Arena(contract.tensors(spec.workload), pack.scratch, pack.prepared, generator, pack.persistent)
+    # Twins get the alignment that a plan may rely on and no more: what holds at 256 bytes only shows there.
+    alignment = MINIMUM_ALIGNMENT if spec.poison == PLAUSIBLE else ALIGNMENT
+    specs = contract.tensors(spec.workload)
+    arena = Arena(specs, pack.scratch, pack.prepared, generator, pack.persistent, alignment)
     for name, tensor in arena.specs.items():
         arena.put(name, _poison(tensor, spec) if tensor.role is TensorRole.OUTPUT else inputs[name])
+        if tensor.role is TensorRole.STATE:
+            arena.open_pages(name, _live_pages(contract, name, tensor.shape, inputs))
     for name, data in prepared.items():
         arena.put_bytes(name, data)
     return arena
@@ -147,6 +155,12 @@ def _take_further_steps(
 
 # A restored buffer is the same at every step; of a counter three values more are seen.
 _FURTHER_STEPS = {"restored": 1, "epoch": 3}
+
+
+def _live_pages(contract: OpContract, name: str, shape: tuple[int, ...], inputs) -> tuple[bool, ...]:
+    """Which pages (leading indices) of a state some live row owns."""
+    rest = (0,) * (len(shape) - 1)
+    return tuple(contract.row_of(name, (page, *rest), inputs) is not None for page in range(shape[0]))
 
 
 def _shift_pages(arena: Arena, far: Far, inputs: Mapping[str, torch.Tensor]) -> dict[str, int]:

@@ -6,6 +6,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from types import MappingProxyType
@@ -18,6 +19,9 @@ from ..pack import KernelVariant, Language
 from ..verdict import KernelAudit
 from .audit import audit
 from .records import OUT_OF_TIME, TARGETS, CompileProblem, DeviceCode, target_name
+
+# Once for each package: importlib.metadata keeps what it finds for each state of a directory, for good.
+_version = cache(metadata.version)
 
 ENTRY = f"{__package__}.compile_job:run"
 
@@ -127,7 +131,7 @@ def _excerpt(text: str) -> str:
 
 def _cache_key(files: Mapping[str, str], variant: KernelVariant, target: int) -> str:
     source = digest_files({name: text.encode() for name, text in files.items()})
-    tools = [metadata.version("triton"), *(cuda_packages() if variant.language is Language.CUDA else ())]
+    tools = [_version("triton"), *(cuda_packages() if variant.language is Language.CUDA else ())]
     parts = [_CACHE_SCHEMA, source, variant.digest(), target, *tools]
     return sha256(canonical_json(parts).encode())
 
@@ -137,7 +141,7 @@ def cuda_packages() -> list[str]:
     found = []
     for name in ("nvidia-cuda-nvrtc", "nvidia-cuda-runtime", "nvidia-cuda-crt", "nvidia-cuda-cccl"):
         try:
-            found.append(metadata.version(name))
+            found.append(_version(name))
         except metadata.PackageNotFoundError:
             found.append("none")
     return found

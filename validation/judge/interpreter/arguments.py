@@ -11,6 +11,7 @@ from ..pack import (
     BufferArgument,
     Constant,
     DTypeConstant,
+    KernelPack,
     KernelVariant,
     Launch,
     PeerTableArgument,
@@ -18,14 +19,17 @@ from ..pack import (
     TensorMapArgument,
 )
 from . import descriptors, execute
+from .access_log import AccessLog, Shadow, shadow
 from .memory import Memory, Range
 
 
 class Bound:
     """One launch on the buffers of a run: `buffers` as in the job's payload, mapped at `base`, `size` bytes in all."""
 
-    def __init__(self, launch: Launch, variant: KernelVariant, buffers: dict, base: int, size: int) -> None:
-        self._launch, self._variant = launch, variant
+    def __init__(
+        self, launch: Launch, variant: KernelVariant, buffers: dict, base: int, size: int, log: AccessLog
+    ) -> None:
+        self._launch, self._variant, self._log = launch, variant, log
         self._buffers, self._base, self._size = buffers, base, size
         # Tables live as long as the launch; the kernel may read them, not write.
         self._tables = {
@@ -33,7 +37,7 @@ class Bound:
             for name, argument in launch.arguments.items()
             if isinstance(argument, PeerTableArgument)
         }
-        self.memory = Memory(variant.function, self._ranges())
+        self.memory = Memory(variant.function, self._ranges(), log)
 
     def values(self, kernel) -> dict[str, object]:
         """Every parameter's value: pointers, scalars, descriptors, tuples, constants as the kernel declares them."""
@@ -78,9 +82,8 @@ class Bound:
         """The launch's buffers as address ranges. A prefetch launch may write nothing."""
         users: dict[str, list[str]] = {}
         for name, argument in self._launch.arguments.items():
-            for entry in argument.buffers if isinstance(argument, PeerTableArgument) else (argument,):
-                if isinstance(entry, BufferArgument | TensorMapArgument):
-                    users.setdefault(entry.buffer, []).append(name)
+            for entry in _pointers(argument):
+                users.setdefault(entry.buffer, []).append(name)
         ranges = []
         for name, parameters in users.items():
             offset, length = self._buffers[name]["offset"], self._buffers[name]["bytes"]
@@ -89,7 +92,8 @@ class Bound:
                 raise UserError(what, "map it")
             writable = self._buffers[name]["writable"] and self._launch.role is not Role.PREFETCH
             start = self._base + offset
-            ranges.append(Range(name, tuple(dict.fromkeys(parameters)), start, start + length, writable))
+            known = self._log.of(name)
+            ranges.append(Range(name, tuple(dict.fromkeys(parameters)), start, start + length, writable, known))
         for name, table in self._tables.items():
             start = table.ctypes.data
             ranges.append(Range(f"table of peers {name}", (name,), start, start + table.nbytes, False))
@@ -97,6 +101,22 @@ class Bound:
 
 
 _ABSENT = object()
+
+
+def _pointers(argument: Argument) -> tuple[BufferArgument | TensorMapArgument, ...]:
+    if isinstance(argument, PeerTableArgument):
+        return argument.buffers
+    return (argument,) if isinstance(argument, BufferArgument | TensorMapArgument) else ()
+
+
+def shadows(pack: KernelPack, buffers: dict, base: int) -> dict[str, Shadow]:
+    """A shadow for every buffer that the plan names and may write, as fine as the finest pointer into it."""
+    sizes: dict[str, int] = {}
+    for launch in pack.launches:
+        for entry in (entry for argument in launch.arguments.values() for entry in _pointers(argument)):
+            sizes[entry.buffer] = min(sizes.get(entry.buffer, 8), entry.dtype.bytes)
+    made = {name: shadow(name, buffers[name], base + buffers[name]["offset"], size) for name, size in sizes.items()}
+    return {name: one for name, one in made.items() if one is not None}
 
 
 def constant(value: Constant) -> object:

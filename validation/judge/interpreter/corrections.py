@@ -28,10 +28,10 @@ def install() -> None:
             "Triton was imported for compiling: kernels cannot be interpreted in this process",
             "set TRITON_INTERPRET=1 before Triton is imported",
         )
-    from . import arithmetic, descriptors, device_library, fast_path, language, memory, reductions
+    from . import accesses, arithmetic, descriptors, device_library, fast_path, hints, language, reductions
 
     if getattr(tl, "_interpreter_corrected", False):
         return
-    for part in (arithmetic, reductions, memory, descriptors, device_library, language, fast_path):
+    for part in (arithmetic, reductions, accesses, descriptors, device_library, language, hints, fast_path):
         part.install()
     tl._interpreter_corrected = True

@@ -9,8 +9,9 @@ from triton._C.libtriton import ir
 from triton.runtime import interpreter
 from triton.runtime.interpreter import InterpreterBuilder, TensorDescHandle, TensorHandle
 
-from . import formats, memory
+from . import accesses, formats
 from .narrow import encode
+from .violations import NotInterpretable
 
 
 def load(self, descriptor: TensorDescHandle, indices: list[TensorHandle], _cache_policy) -> TensorHandle:
@@ -24,7 +25,7 @@ def load(self, descriptor: TensorDescHandle, indices: list[TensorHandle], _cache
         outside = encode(np.full(pointers.data.shape, padding, np.float32), element)
     else:
         outside = np.zeros(pointers.data.shape, interpreter._get_np_dtype(element))
-    box = memory.masked_load(self, pointers, inside, TensorHandle(outside, element))
+    box = accesses.masked_load(self, pointers, inside, TensorHandle(outside, element))
     if getattr(descriptor, "round_f32_to_tf32", False) and element == tl.float32:
         box = TensorHandle(formats.round_tf32(box.data), element)
     return box
@@ -33,10 +34,10 @@ def load(self, descriptor: TensorDescHandle, indices: list[TensorHandle], _cache
 def reduce(self, kind, descriptor: TensorDescHandle, value: TensorHandle, indices: list[TensorHandle]) -> None:
     """Adds a box to memory, element by element, where it lies inside of the tensor."""
     if kind != ir.DESCRIPTOR_REDUCE_KIND.ADD:
-        raise memory.NotInterpretable("of a descriptor's reductions only atomic_add has an interpreted form")
+        raise NotInterpretable("of a descriptor's reductions only atomic_add has an interpreted form")
     pointers, inside = descriptor.materialize_pointers(indices)
     op = ir.ATOMIC_OP.FADD if value.dtype.scalar.is_floating() else ir.ATOMIC_OP.ADD
-    memory.atomic_rmw(self, op, pointers, value, inside, ir.MEM_SEMANTIC.RELAXED, ir.MEM_SYNC_SCOPE.GPU)
+    accesses.atomic_rmw(self, op, pointers, value, inside, ir.MEM_SEMANTIC.RELAXED, ir.MEM_SYNC_SCOPE.GPU)
 
 
 def host(base: tl.tensor, argument) -> tl.tensor_descriptor:

@@ -12,7 +12,8 @@ from triton.language.extra import libdevice as generic_libdevice
 from triton.runtime import interpreter
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
-from .memory import NotInterpretable
+from . import accesses
+from .violations import NotInterpretable
 
 
 def _rsqrt(x: np.ndarray) -> np.ndarray:
@@ -76,7 +77,7 @@ def _missing(name: str):
 
 
 def _no_operation(*_arguments, **_options) -> None:
-    """Launches run one after another here: there is no earlier grid left to wait for."""
+    """Launches run one after another here: a dependent grid cannot start any earlier."""
 
 
 def _inline_assembly(self, *_arguments):
@@ -108,6 +109,6 @@ def install() -> None:
         for name, function in functions.items():
             setattr(library, name, function)
     for cuda in cuda_modules.values():
-        cuda.gdc_wait = cuda.gdc_launch_dependents = _no_operation
+        cuda.gdc_wait, cuda.gdc_launch_dependents = accesses.wait_for_dependency, _no_operation
     InterpreterBuilder.create_inline_asm = _inline_assembly
     InterpreterBuilder.create_extern_elementwise = _external

@@ -8,7 +8,8 @@ import triton.language as tl
 from triton.runtime import interpreter
 from triton.runtime.interpreter import InterpretedFunction, TensorHandle
 
-from . import memory
+from . import accesses
+from .memory import Memory
 
 
 def program_order(grid: tuple[int, int, int], order: str) -> Iterator[tuple[int, int, int]]:
@@ -26,6 +27,8 @@ def program_order(grid: tuple[int, int, int], order: str) -> Iterator[tuple[int,
     elif name == "shuffled" and seed:
         indices = list(range(count))
         random.Random(seed).shuffle(indices)
+        if indices == list(range(count)):
+            indices.reverse()  # few programs: the order asked for would be the one that it is compared with
     else:
         raise ValueError(f"program order {order!r} is not ascending, descending or shuffled:<seed>")
     for index in indices:
@@ -54,22 +57,24 @@ def run_programs(
     arguments: Mapping[str, object],
     grid: tuple[int, int, int],
     order: str,
-    allowed: memory.Memory,
+    allowed: Memory,
+    launch: int,
 ) -> Iterator[tuple[int, int, int]]:
-    """Runs every program of `grid`, yielding its id after each.
+    """Runs every program of `grid`, yielding its id after each. `launch` is the launch's number in the plan.
 
     `arguments` maps every parameter to a tensor (`pointer`, `scalar`) or a constant. Raises MemoryViolation at the
-    first access outside `allowed`, NotInterpretable, or whatever the kernel itself raises.
+    first access that `allowed` refuses, NotInterpretable, or whatever the kernel itself raises.
     """
     function = kernel.rewrite()
     builder = interpreter.interpreter_builder
     builder.set_grid_dim(*grid)
-    memory.enter(allowed)
+    accesses.enter(allowed)
     try:
         with np.errstate(all="ignore"):
             for index in program_order(grid, order):
                 builder.set_grid_idx(*index)
+                accesses.begin_program(launch, index)
                 function(**arguments)
                 yield index
     finally:
-        memory.leave()
+        accesses.leave()

@@ -15,30 +15,33 @@ import uuid
 from types import ModuleType
 
 from ...errors import UserError
+from ..happens_before import launch_orders, schedule
 from ..kernel_source import KernelSource
 from ..pack import KernelPack, KernelVariant, Language, Role
 from . import corrections
 
 
 def run(payload: dict, memory: list[mmap.mmap], scratch: pathlib.Path) -> dict:
-    """Runs the launches of a pack, in order, on `memory[0]`.
+    """Runs the launches of a pack on `memory[0]`.
 
     `payload` has `source` (KernelSource as a dict), `pack` (KernelPack as a dict), `buffers` (name -> offset and bytes
-    in memory[0], whether it is writable, and by how many bytes its address is lowered) and
-    `order` (ascending, descending, shuffled:<seed>), the order of the programs inside a launch: the result of an honest
-    kernel does not depend on it.
+    in memory[0], whether it is writable, by how many bytes its address is lowered, and what access_log.shadow takes)
+    and `order` (ascending, descending, shuffled:<seed>): the order of the programs inside a launch, and of launches that
+    neither streams nor waits order. The result of an honest plan does not depend on it.
 
-    Returns `status` with `message`, `details`, `launches` (of each launch: programs that ran to their end,
-    bytes_loaded and bytes_stored by active lanes) and `seconds` (of interpreting):
-    `ok`; `violation` (a launch touched memory that it may not touch; `details` is the first such access);
-    `prefetch_writes` (the same, where a prefetch launch wrote to a buffer that others may write);
-    `unsupported` (only a GPU can run it); `error` (the plan does not fit source or buffers, or a kernel raised).
-    Once it is not `ok`, buffers hold whatever the programs before had written.
+    Returns `status` with `message`, `details`, `launches` (of each launch: programs that ran to their end, bytes_loaded
+    and bytes_stored by active lanes) and `seconds` (of interpreting): `ok` (`conflict` is then the first access that
+    the access log refuses, or None); `violation` (a launch touched memory that it may not touch; `details` is the first
+    such access); `prefetch_writes` (the same, where a prefetch launch wrote to a buffer that others may write);
+    `false_hint` (the kernel promises the compiler something that is not so); `unsupported` (only a GPU can run it);
+    `error` (the plan does not fit source or buffers, or a kernel raised). Once it is not `ok`,
+    buffers hold whatever the programs before had written.
     """
     corrections.install()
     from . import execute
-    from .arguments import Bound
-    from .memory import MemoryViolation, NotInterpretable
+    from .access_log import AccessLog
+    from .arguments import Bound, shadows
+    from .violations import FalseHint, MemoryViolation, NotInterpretable
 
     started = time.perf_counter()
     step = _Step()
@@ -47,13 +50,17 @@ def run(payload: dict, memory: list[mmap.mmap], scratch: pathlib.Path) -> dict:
         pack = KernelPack.model_validate(payload["pack"])
         modules = _import_sources(source, scratch)
         base = ctypes.addressof(ctypes.c_char.from_buffer(memory[0]))
-        for step.launch, launch in enumerate(pack.launches):
+        log = AccessLog(shadows(pack, payload["buffers"], base))
+        orders = launch_orders(pack)
+        step.meters = [{"programs": 0} for _ in pack.launches]
+        for step.launch in schedule(pack, payload["order"]):
+            launch, meter = pack.launches[step.launch], step.meters[step.launch]
             variant = pack.kernels[launch.kernel]
-            bound = Bound(launch, variant, payload["buffers"], base, len(memory[0]))
-            meter = {"programs": 0}
-            step.meters.append(meter)
+            bound = Bound(launch, variant, payload["buffers"], base, len(memory[0]), log)
+            log.clock.begin_launch(step.launch, orders[step.launch])
             kernel = _kernel(modules, variant)
-            for _ in execute.run_programs(kernel, bound.values(kernel), launch.grid, payload["order"], bound.memory):
+            arguments = bound.values(kernel)
+            for _ in execute.run_programs(kernel, arguments, launch.grid, payload["order"], bound.memory, step.launch):
                 meter["programs"] += 1
             meter.update(bytes_loaded=bound.memory.bytes_loaded, bytes_stored=bound.memory.bytes_stored)
     except MemoryViolation as found:
@@ -62,11 +69,14 @@ def run(payload: dict, memory: list[mmap.mmap], scratch: pathlib.Path) -> dict:
         if launch.role is Role.PREFETCH and details["fault"] == "read_only" and writable:
             return step.result("prefetch_writes", f"a prefetch launch writes: {found}", started, details)
         return step.result("violation", str(found), started, details)
+    except FalseHint as hint:
+        return step.result("false_hint", _describe(hint, scratch), started, {})
     except NotInterpretable as reason:
         return step.result("unsupported", str(reason), started, {})
     except Exception as error:
         return step.result("error", _describe(error, scratch), started, {"exception": type(error).__name__})
-    return step.result("ok", "", started, {})
+    conflict = log.conflict and log.conflict.as_dict() | {"message": str(log.conflict)}
+    return step.result("ok", "", started, {}) | {"conflict": conflict}
 
 
 class _Step:

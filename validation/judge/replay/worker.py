@@ -23,6 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from ...sandbox.frames import FrameError
 from ..device_code.records import DeviceCode
 from ..pack import KernelPack, Role
+from ..plan_terms import ALIGNMENT as PLAN_ALIGNMENT
 from . import transport
 from .driver import DeviceError, Driver, Handle
 from .kernels import JudgeKernels
@@ -118,7 +119,7 @@ class Worker:
         if asked.lead > asked.slack or asked.lead % ALIGNMENT or asked.slack % ALIGNMENT:
             raise CommandError(f"lead {asked.lead}, slack {asked.slack}: multiples of 256, the lead the smaller")
         for name, region in asked.regions.items():
-            if region.offset % ALIGNMENT or region.offset + region.bytes > asked.size:
+            if region.offset % PLAN_ALIGNMENT or region.offset + region.bytes > asked.size:
                 raise CommandError(f"region {name} does not fit the arena")
         regions = {
             name: Region(one.offset, one.bytes, Kind(one.kind), one.shift) for name, one in asked.regions.items()

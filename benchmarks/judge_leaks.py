@@ -1,0 +1,101 @@
+"""Does a judge that rules for hours grow? Memory and open files over many verdicts on the toy op.
+
+    python benchmarks/judge_leaks.py [--verdicts 200]
+
+Prints the slope per verdict of this process's resident memory, its open files and its threads, and of the same of its
+sandboxes' processes: Theil-Sen (the median of the slopes between all pairs), with a 95 % interval from the ranks of
+Kendall's S. A judge without a leak has zero inside of each interval. A verdict takes one to two seconds.
+"""
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+SUPPORT = Path(__file__).resolve().parents[1] / "tests/support"
+Z = 1.959964  # of a 95 % interval
+
+
+def theil_sen(values: list[float]) -> tuple[float, float, float]:
+    """Slope per step, and the ends of its 95 % interval (Sen 1968; no correction for ties, which widens it)."""
+    y = np.asarray(values, float)
+    n = len(y)
+    first, second = np.triu_indices(n, 1)
+    slopes = np.sort((y[second] - y[first]) / (second - first))
+    half = Z * np.sqrt(n * (n - 1) * (2 * n + 5) / 18.0)
+    low, high = (len(slopes) - half) / 2, (len(slopes) + half) / 2
+    bound = lambda index: float(slopes[int(np.clip(index, 0, len(slopes) - 1))])  # noqa: E731
+    return float(np.median(slopes)), bound(np.floor(low)), bound(np.ceil(high))
+
+
+def usage(pid: int) -> dict[str, int]:
+    """Resident KiB, open files and threads of a process."""
+    try:
+        status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    except FileNotFoundError:
+        status = {}
+    if "VmRSS" not in status:  # it has ended since it was listed
+        return {"memory_kib": 0, "files": 0, "threads": 0}
+    return {
+        "memory_kib": int(status["VmRSS"].split()[0]),
+        "files": len(os.listdir(f"/proc/{pid}/fd")),
+        "threads": int(status["Threads"]),
+    }
+
+
+def children(pid: int) -> list[int]:
+    """Every descendant of a process."""
+    found = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for child in map(int, (task / "children").read_text().split()):
+            found += [child, *children(child)]
+    return found
+
+
+def sample() -> dict[str, int]:
+    """This process's usage, and its descendants' summed."""
+    own = usage(os.getpid())
+    below = [usage(pid) for pid in children(os.getpid())]
+    return own | {f"sandbox_{name}": sum(one[name] for one in below) for name in own} | {"processes": len(below)}
+
+
+def measure(verdicts: int, warm: int = 5) -> dict[str, list[float]]:
+    """Usage after each of `verdicts` verdicts, after `warm` that do not count (caches fill, libraries load)."""
+    sys.path.insert(0, str(SUPPORT))
+    from judging import candidate, model_of
+    from toy_contract import KERNEL, Toy
+
+    from fasttrack_validation.judge.judge import Judge
+    from fasttrack_validation.judge.verdict import Status
+
+    series: dict[str, list[float]] = {}
+    wrong = KERNEL.replace("* tl.load(w + columns)", "* tl.load(w + columns) * 2")
+    with tempfile.TemporaryDirectory() as cache, Judge(model_of(Toy()), cache=Path(cache)) as judge:
+        for number in range(warm + verdicts):
+            text, expected = ((KERNEL, Status.ACCEPTED), (wrong, Status.REJECTED))[number % 2]
+            found = judge.screen(candidate(text, "accumulate"))
+            if found.status is not expected:
+                raise SystemExit(f"verdict {number}: {found.status} ({found.reason}: {found.message})")
+            if number >= warm:
+                for name, value in sample().items():
+                    series.setdefault(name, []).append(value)
+    return series
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--verdicts", type=int, default=200)
+    series = measure(parser.parse_args().verdicts)
+    for name, values in series.items():
+        slope, low, high = theil_sen(values)
+        leak = "grows" if low > 0 else "no trend" if low <= 0 <= high else "shrinks"
+        print(json.dumps({"what": name, "first": values[0], "last": values[-1], "slope": slope, "interval": [low, high],
+                          "verdict": leak}))  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

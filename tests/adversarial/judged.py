@@ -1,0 +1,66 @@
+"""Judges on the toy ops, and the verdict on one sample."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+from judging import model_of
+from samples import HONEST, Sample
+from toy_contract import FarToy, Toy
+from toy_norm import Norm
+
+from fasttrack_validation.judge import judge as judging_module
+from fasttrack_validation.judge import stages
+from fasttrack_validation.judge.candidate import Candidate
+from fasttrack_validation.judge.judge import Judge
+from fasttrack_validation.judge.ruling import Ruling
+from fasttrack_validation.judge.verdict import Verdict
+from fasttrack_validation.sandbox import Limits
+
+CONTRACTS = {"accumulate": Toy, "normalise": Norm, "far": FarToy}
+
+
+class Judges:
+    """One judge for each toy contract, started when it is first needed."""
+
+    def __init__(self, stack: ExitStack, cache: Path) -> None:
+        self._stack, self._cache = stack, cache
+        self._made: dict[str, Judge] = {}
+
+    def judge(self, name: str) -> Judge:
+        """The judge of the contract `name`."""
+        if name not in self._made:
+            made = Judge(model_of(CONTRACTS[name]()), cache=self._cache)
+            self._made[name] = self._stack.enter_context(made)
+        return self._made[name]
+
+    def honest(self, name: str, contract: str = "") -> Verdict:
+        """The verdict on the honest sample `name`."""
+        op, text = HONEST[name]
+        candidate = Candidate(op=op, entry="kernel.py", files={"kernel.py": text})
+        return self.judge(contract or op).screen(candidate)
+
+    def on(self, sample: Sample) -> Verdict:
+        """The verdict on `sample`."""
+        candidate = Candidate(op=sample.op, entry="kernel.py", files={"kernel.py": sample.text} | sample.files)
+        return self.judge("far" if sample.far else sample.op).screen(candidate)
+
+
+@contextmanager
+def judges(cache: Path) -> Iterator[Judges]:
+    """Judges whose limits fit toys: what never ends is stopped sooner than in earnest."""
+    with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
+        patch.setattr(judging_module, "INTERPRETER_LIMITS", Limits(wall_seconds=10, memory_bytes=8 << 30))
+        yield Judges(stack, cache)
+
+
+def skip_compiling(patch: pytest.MonkeyPatch) -> None:
+    """Lets every kernel pass the compile stage unread, and models no time: most of a toy verdict's seconds."""
+
+    def passed(sandbox, source, packs, cache, ruling):
+        ruling.pass_stage("compile")
+        return {"none": None}
+
+    patch.setattr(stages, "compile_and_audit", passed)
+    patch.setattr(Ruling, "model_times", lambda self, packs, trials, modelled, audits: None)

@@ -1,0 +1,35 @@
+"""README.md's table is complete, and is what the samples say."""
+
+from pathlib import Path
+
+from samples import ELSEWHERE, HONEST, SAMPLES
+from samples.sample import PLACES
+from samples.table import LISTED, OWN, table
+
+HERE = Path(__file__).parent
+
+
+def test_table_is_up_to_date():
+    text = (HERE / "README.md").read_text("utf-8")
+    assert table() in text, "write the output of `python -m samples.table` (here, with ../support on the path) into README.md"
+
+
+def test_every_id_has_a_sample_or_a_reason():
+    covered = {id for sample in SAMPLES.values() for id in sample.ids} | {other.id for other in ELSEWHERE}
+    assert covered == {*LISTED, *OWN}
+
+
+def test_samples_are_well_formed():
+    twins = {*HONEST, "plain, page offsets of 64 bits"}
+    for sample in SAMPLES.values():
+        assert sample.runs in PLACES and sample.twin in twins, sample.name
+        assert "|" not in sample.mechanism + sample.name
+        honest = HONEST[sample.twin][1] if sample.twin in HONEST else None
+        assert sample.text != honest or sample.files, f"{sample.name} is its honest twin"
+
+
+def test_what_is_held_elsewhere_is_there():
+    root = HERE.parents[1]
+    for other in ELSEWHERE:
+        path, _, name = other.test.partition("::")
+        assert other.why and (not path or f"def {name}(" in (root / path).read_text("utf-8")), other
