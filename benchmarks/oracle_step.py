@@ -33,7 +33,7 @@ STEPS = 20
 
 
 def step_ms(precision: Precision, weights: ModelWeights) -> tuple[float, float]:
-    """Medians of STEPS single-token steps after a prompt of PROMPT tokens: of wall time, and of CPU time of all threads.
+    """Medians of STEPS single-token steps after a prompt of PROMPT tokens: wall time, and CPU time of all threads.
 
     On a machine that others use the second one says what a step costs.
     """

@@ -4,8 +4,8 @@
     interpreted_ops.py spoiled OP ...    the same with a sum over ranks that leaves one out
     interpreted_ops.py parts             errors of parts of the op graph, beside the plain paths'
 
-A script of its own: whether kernels are interpreted is decided when triton is imported. Products are torch's, in float32
-and rounded once as cuBLAS leaves them; streams are in order. What is CUDA C++ (routing, experts) needs a GPU.
+A script of its own: whether kernels are interpreted is decided when triton is imported. Products are torch's, in
+float32 and rounded once as cuBLAS leaves them; streams are in order. What is CUDA C++ (routing, experts) needs a GPU.
 """
 
 import contextlib

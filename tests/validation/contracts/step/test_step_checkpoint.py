@@ -46,7 +46,7 @@ def test_loaded_shards_add_up(checkpoint, tp, padded_to):
 
 @pytest.mark.slow
 def test_a_nano_checkpoint_written_and_read_back_is_the_same_at_tp1_and_tp16(tmp_path):
-    """All 13 layers from disk: logits of the prompt's last token and of a verify of three, unsharded and on 16 ranks."""
+    """All 13 layers from disk: logits of the prompt's last token and of a verify of three, whole and on 16 ranks."""
     nano = k3_weights.nano()
     synthetic.write(tmp_path / "nano", nano, seed=2)
     checkpoint, found = Checkpoint(tmp_path / "nano"), {}
