@@ -164,7 +164,9 @@ def main():
         figures["cells"][workload.name] = {"medians_us": medians, "wrong": wrong, "physical_floor_us": floor}
         best = min((t, n) for n, t in medians.items() if n != "stock" and n not in wrong)
         stock = medians.get("stock")
-        ratio = f"{stock / best[0]:.2f} x" if stock and "stock" not in wrong else "no ratio: " + wrong.get("stock", "")[:160]
+        ratio = "no ratio: " + wrong.get("stock", "")[:160]
+        if stock and "stock" not in wrong:
+            ratio = f"{stock / best[0]:.2f} x"
         print(f"{workload.name}: best {best[0]:.2f} us ({best[1]}), stock {stock and round(stock, 2)} us, {ratio}, "
               f"physical floor {floor:.2f} us, wrong: {len(wrong)}", flush=True)  # fmt: skip
         if chosen.out:

@@ -3,9 +3,9 @@
 python benchmarks/stock_layer.py --tp 8 16 --rows 1 2 4 8 16 32 64 --tokens 1024 32768 --out figures.json
 
 Layers (KDA + MoE, MLA + MoE, the dense layer 0, the end of the step) replay as one CUDA graph of several with weights
-and state of their own, several times the L2 cache. Medians of replays. One rank alone: communication is neither done nor
-timed. Random routing. `part`: the same layer as a part of the op graph, which also sums what other ranks sent; `check`:
-its outputs against the ops' oracles, beside the plain path's error. `benchmarks/stock_ops.py` does the same op by op.
+and state of their own, several times the L2 cache. Medians of replays. One rank alone: communication is neither done
+nor timed. Random routing. `part`: the same layer as a part of the op graph, which also sums what other ranks sent;
+`check`: its outputs against the ops' oracles, beside the plain path's error. `benchmarks/stock_ops.py` goes op by op.
 """
 
 import argparse
@@ -87,7 +87,8 @@ class Rank:
             attention = (k3_weights.draw_mla if kind == "MLA" else k3_weights.draw_kda)(of, rng)
             mlp = self.moes[place]
             if kind == "dense":
-                shapes = ((2 * of.dense_intermediate_size, of.hidden_size), (of.hidden_size, of.dense_intermediate_size))
+                inner, width = of.dense_intermediate_size, of.hidden_size
+                shapes = ((2 * inner, width), (width, inner))
                 mlp = DenseWeights(*((torch.randn(shape) * shape[1] ** -0.5).bfloat16() for shape in shapes))
         return PreparedLayer(NUMBERS[kind], mixes[0], attention, mixes[1], mlp)
 

@@ -4,9 +4,9 @@ python benchmarks/true_shapes.py                              every op at TP8 an
 python benchmarks/true_shapes.py --mistakes                   and every known mistake (twenty minutes on two cores)
 python benchmarks/true_shapes.py --op experts --all-experts   all 896 experts (TP8: 13 GB)
 
-One line an op and TP: distributions drawn; the share of its limit that an answer takes up at most which is exact but for
-its last rounding; mistakes caught; seconds; the peak of this process's memory so far. Exits with 1 where an honest path
-failed or a mistake passed.
+One line an op and TP: distributions drawn; the share of its limit that an answer takes up at most which is exact but
+for its last rounding; mistakes caught; seconds; the peak of this process's memory so far. Exits with 1 where an honest
+path failed or a mistake passed.
 """
 
 import argparse
@@ -60,7 +60,7 @@ def judged(op, workload, inputs, expected, plain, got) -> tuple[bool, float]:
 
 
 def exam(op: OpContract, workload: Workload, with_mistakes: bool) -> Iterator[tuple[str, float]]:
-    """(what went wrong or "", the share of the limit that rounding takes) of each distribution, then of each mistake."""
+    """(what went wrong or "", the share of the limit that rounding takes) of each trial, then mistakes left."""
     left = dict(op.hypotheses) if with_mistakes else {}
     for number, distribution in enumerate(op.distributions):
         inputs = op.make_inputs(workload, distribution, number)

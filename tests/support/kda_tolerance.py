@@ -1,4 +1,4 @@
-"""How far honest and dishonest float32 forms of `kda_decode` leave the recurrent state, in units of the contract's limit.
+"""How far honest and dishonest forms of `kda_decode` leave the recurrent state, in units of the contract's limit.
 
     python tests/support/kda_tolerance.py [SEEDS]     prints the table that the tolerance was set from
 
@@ -146,7 +146,7 @@ def table(seeds: int = 1) -> dict[str, dict[str, tuple[float, str]]]:
 
 
 def main() -> None:
-    print(f"floor {STATE.floor:.3g}, ratio {STATE.ratio}, max_ratio {STATE.max_ratio}; shares of the limit, worst of all")
+    print(f"floor {STATE.floor:.3g}, ratio {STATE.ratio}, max_ratio {STATE.max_ratio}; largest shares of the limit")
     for name, row in table(int(sys.argv[1]) if len(sys.argv) > 1 else 3).items():
         cells = "  ".join(f"{quantile} {share:9.3g} ({where})" for quantile, (share, where) in row.items())
         print(f"{name[:44]:44} {cells}")

@@ -13,7 +13,7 @@ _PAGED = ("page_size", "table_width", "table_stride", "pages", "page_stride")
 
 
 class Part:
-    """Nodes of a graph on one rank, their workloads, and inputs drawn by each op's contract; equal values are shared."""
+    """Nodes of a graph on one rank, their workloads, and inputs drawn by each op's contract, equal ones shared."""
 
     def __init__(self, graph: OpGraph, names, architecture: Architecture, tp: int, rows: int, tokens: int = 128):
         chosen = set(names)
@@ -52,7 +52,7 @@ class Part:
         return name == "blocks" or not node.reads.get(name) or not all(map(self.inner, node.reads[name]))
 
     def draw(self, seed: int = 3) -> dict[str, Tensor]:
-        """What the stock path is given, contiguous on the CPU. The bias alone chooses experts: no rounding changes it."""
+        """What the stock path is given, contiguous on the CPU. The bias alone chooses experts: roundings do not."""
         tensors, seen = {}, {}
         for node in self.nodes:
             inputs = self.contracts[node.op].make_inputs(self.workloads[node.name], "typical", seed)

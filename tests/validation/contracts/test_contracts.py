@@ -140,7 +140,7 @@ def test_a_claim_may_not_exceed_the_envelope(contract, claim, excess):
         ("batch_buckets = [1, 2,", "batch_buckets = [2, 1,", "ops.kda_decode.batch_buckets: batch buckets must ascend"),
         ("29, 61]", "29, 65]", "ops.kda_decode.held_out_rows: held-out rows must not pass"),
         ("[ops.kda_decode]", "[ops.kda_decode]\nratio = 2", "ops.kda_decode.ratio: is not a known key"),
-        ("ratio = 1.25\nfloor = 3.8", "ratio = 0.5\nfloor = 3.8", "ops.kda_decode.comparisons.1.ratio: "),
+        ("ratio = 1.25\nfloor = 7.6", "ratio = 0.5\nfloor = 7.6", "ops.kda_decode.comparisons.1.ratio: "),
         ("[ops.kda_decode]", "[ops.kda_decodes]", "ops.kda_decodes"),
     ],
 )

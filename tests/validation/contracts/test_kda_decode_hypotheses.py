@@ -53,7 +53,9 @@ def test_a_distribution_catches_what_it_is_there_for(trials, mistake, distributi
     assert any(r.decision is Decision.FAIL for r in rulings(trials[distribution], OP.hypotheses[description]))
 
 
-@pytest.mark.parametrize("path", [OP.oracle, *kda_tolerance.HONEST.values()], ids=["oracle, rounded", *kda_tolerance.HONEST])
+@pytest.mark.parametrize(
+    "path", [OP.oracle, *kda_tolerance.HONEST.values()], ids=["oracle, rounded", *kda_tolerance.HONEST]
+)
 def test_an_honest_path_passes_everywhere(trials, path):
     for name, trial in trials.items():
         for ruling in rulings(trial, path):

@@ -107,6 +107,20 @@ def test_workloads(name):
                 assert all(stride == 1 or stride % 8 == 0 for stride in spec.strides), "rows begin on 16 bytes"
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("tp", [8, 16])
+@pytest.mark.parametrize("name", [name for name in op_exam.REAL.ops if name not in ("experts", "head")])
+def test_an_honest_path_passes_at_true_shapes(name, tp):
+    """Two rows of typical inputs; the whole exam, the two largest ops and all mistakes: `benchmarks/true_shapes.py`."""
+    op = op_exam.REAL.op(name)
+    workload = next(w for w in op.workloads() if (w.axes["tp"], w.axes["rows"]) == (tp, 2))
+    inputs = op.make_inputs(workload, "typical", 1)
+    expected, plain = op.oracle(inputs, workload), op.plain(inputs, workload)
+    for got in (plain, expected):
+        for ruling in op_exam.rulings(op, workload, inputs, expected, plain, got):
+            assert ruling.decision is Decision.PASS, ruling.message
+
+
 def test_probabilities_in_bf16_are_honest_on_tensor_cores():
     """What every public MLA decode kernel does; anything narrower is a known mistake."""
     op = op_exam.nano("mla_core")

@@ -44,6 +44,23 @@ def test_loaded_shards_add_up(checkpoint, tp, padded_to):
     torch.testing.assert_close(sharded, whole, rtol=1e-9, atol=1e-9 * float(whole.std()))
 
 
+@pytest.mark.slow
+def test_a_nano_checkpoint_written_and_read_back_is_the_same_at_tp1_and_tp16(tmp_path):
+    """All 13 layers from disk: logits of the prompt's last token and of a verify of three, whole and on 16 ranks."""
+    nano = k3_weights.nano()
+    synthetic.write(tmp_path / "nano", nano, seed=2)
+    checkpoint, found = Checkpoint(tmp_path / "nano"), {}
+    assert checkpoint.architecture == nano
+    tokens = k3_weights.tokens(nano, 8)
+    for tp in (1, 16):
+        model = Model(nano, ranks(checkpoint, tp), EXACT)
+        state = model.new_state(1, 8)
+        prompt = model.prefill(Batch(tokens[:5], (0,), (5,)), state)
+        found[tp] = torch.cat([prompt[-1:], model.decode(Batch(tokens[5:], (0,), (3,)), state)])
+    assert found[1].std() > 0.01
+    torch.testing.assert_close(found[16], found[1], rtol=1e-9, atol=1e-9 * float(found[1].std()))
+
+
 def test_ties_of_a_checkpoint_go_to_the_lower_expert(checkpoint):
     """Its experts 2 n and 2 n + 1 always score the same, so that the even one comes first and the odd one next."""
     moe = load_model(checkpoint, Shard()).layers[1].mlp

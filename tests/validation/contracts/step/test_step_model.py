@@ -173,6 +173,22 @@ def test_padded_rows_may_hold_nan(form):
         assert all(pool.isfinite().all() and not pool[0].any() for pool in vars(cache).values())
 
 
+def test_rows_that_fill_a_prefill_bucket_are_no_tokens():
+    """A bucket of 48 with sequences that end at 2, 36 and 47: the last row, and none before it, is padding."""
+    model = whole()
+    ends, tokens = (0, 2, 36, 47, 48), k3_weights.tokens(PICO, 48, seed=9)
+    counts = tuple(end - begin for begin, end in zip(ends, ends[1:], strict=False))
+    bucket, alone = model.new_state(3, 48), model.new_state(3, 48)
+    out = model.prefill(Batch(tokens, (0, 1, 2, PADDING), counts), bucket)
+    for request, (begin, end) in enumerate(zip(ends[:3], ends[1:4], strict=True)):
+        expected = model.prefill(Batch(tokens[begin:end], (request,), (end - begin,)), alone)
+        torch.testing.assert_close(out[begin:end], expected, rtol=1e-9, atol=1e-10)
+    assert bucket.lengths == alone.lengths == [2, 34, 11]
+    for left, right in zip(bucket.ranks[0].values(), alone.ranks[0].values(), strict=True):
+        for name in vars(left):
+            torch.testing.assert_close(getattr(left, name), getattr(right, name), rtol=1e-9, atol=1e-10)
+
+
 @pytest.mark.parametrize("chunk", [4, 16])
 def test_chunked_prefill_is_token_by_token(chunk):
     model = whole()

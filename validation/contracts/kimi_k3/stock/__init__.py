@@ -1,4 +1,4 @@
-"""The stock path of a decode step on a GPU: one rank's layers from the best pieces a user of the card has today."""
+"""The stock path on a GPU: ops, parts of the op graph, layers, from the best pieces a user of the card has today."""
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial

@@ -141,7 +141,13 @@ class Mla:
         )
 
     def value(
-        self, context: Tensor, projected: Tensor, up_value: Tensor, *, live: Tensor | None = None, out: Tensor | None = None
+        self,
+        context: Tensor,
+        projected: Tensor,
+        up_value: Tensor,
+        *,
+        live: Tensor | None = None,
+        out: Tensor | None = None,
     ) -> Tensor:
         """Values of `context` [rows, h, latent] times the gate in the last columns of `projected`, [rows, h v]."""
         value = torch.bmm(context.transpose(0, 1), up_value.transpose(1, 2))

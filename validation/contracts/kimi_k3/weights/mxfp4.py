@@ -53,9 +53,9 @@ def dequantise(packed: Tensor, scale: Tensor, dtype: torch.dtype = torch.float64
             f"MXFP4 bytes {list(packed.shape)} do not go with scales {list(scale.shape)}",
             f"give one scale for {GROUP} elements, that is {GROUP // 2} bytes",
         )
-    pairs = _ELEMENTS[_BYTES].to(packed.device, dtype)
-    # One gather of pairs: indexing with a tensor of many axes is several times slower on a CPU.
-    values = pairs.index_select(0, packed.flatten().int()).reshape(*scale.shape, GROUP)
+    # A byte's two values are gathered as one complex number: on a CPU several times faster than an index of many axes.
+    pairs = torch.view_as_complex(_ELEMENTS[_BYTES].to(packed.device, dtype if dtype.itemsize > 2 else torch.float32))
+    values = torch.view_as_real(pairs.index_select(0, packed.flatten().int())).reshape(*scale.shape, GROUP).to(dtype)
     return values.mul_(_SCALES.to(scale.device, dtype)[scale.int()][..., None]).flatten(-2)
 
 
