@@ -68,8 +68,9 @@ def enqueue(kernel, x, weight, sums, arguments, rows, n, k, config, **constants)
         kernel[(columns,)](x, weight, None, *arguments, *scalars, FORM="tiles", BN=block_n, R=r, **sizes, **options)
         return
     partial_product[(columns, splits)](
-        x, weight, sums, *scalars, K=k, BN=block_n, BK=config["block_k"], R=r, SPLITS=splits, **options
-    )
+        x, weight, sums, *scalars, K=k, BN=block_n, BK=config["block_k"], R=r, SPLITS=splits,
+        PER_HEAD=constants.get("PER_HEAD", 0), **options,
+    )  # fmt: skip
     grid = (triton.cdiv(n, SUM_COLUMNS),)
     sizes["N_PADDED"] = columns * block_n
     kernel[grid](None, None, sums, *arguments, *scalars, FORM="sum", BN=SUM_COLUMNS, R=r, **sizes, num_warps=4)
@@ -79,9 +80,14 @@ def enqueue(kernel, x, weight, sums, arguments, rows, n, k, config, **constants)
 def product(
     x, weight, sums, x_stride, rows,
     K: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, R: tl.constexpr, SPLITS: tl.constexpr,
-    N_PADDED: tl.constexpr, FORM: tl.constexpr,
+    N_PADDED: tl.constexpr, FORM: tl.constexpr, PER_HEAD: tl.constexpr = 0,
 ):  # fmt: skip
-    """[BN, R] fp32: columns program_id(0) BN.. of x W^T, for rows program_id(1) R.. of the batch."""
+    """[BN, R] fp32: columns program_id(0) BN.. of x W^T, for rows program_id(1) R.. of the batch.
+
+    PER_HEAD: so many columns, a multiple of BN, read K elements of x of their own, one head's behind the other's.
+    """
+    if PER_HEAD > 0 and FORM != "sum":
+        x += tl.program_id(0) * BN // PER_HEAD * K
     if FORM == "gemv":
         acc = _gemv(x, weight, x_stride, rows, K, BN, BK, R)
     elif FORM == "tiles":
@@ -155,8 +161,11 @@ def _dots(x, weight, x_stride, rows, first, last, K: tl.constexpr, BN: tl.conste
 def partial_product(
     x, weight, sums, x_stride, rows,
     K: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, R: tl.constexpr, SPLITS: tl.constexpr,
+    PER_HEAD: tl.constexpr,
 ):  # fmt: skip
     """Grid (columns, splits): one slice of K of a tile of columns, left in sums [splits, N padded, R]."""
+    if PER_HEAD > 0:
+        x += tl.program_id(0) * BN // PER_HEAD * K
     TILES: tl.constexpr = (K + BK - 1) // BK
     SLICE: tl.constexpr = (TILES + SPLITS - 1) // SPLITS
     first = tl.program_id(1) * SLICE

@@ -124,7 +124,6 @@ def _absorb(
     n, row = columns_of(BN), rows_of(R)
     inside = row < rows
     live = tl.load(lengths + row, mask=inside, other=0) > 0
-    x += tl.program_id(0) * BN // L * NOPE_DIM
-    value = product(x, weight, sums, x_stride, rows, K, BN, BK, R, SPLITS, 0, FORM)
+    value = product(x, weight, sums, x_stride, rows, K, BN, BK, R, SPLITS, 0, FORM, L)
     value = tl.where(live, value, 0.0).to(tl.bfloat16)
     tl.store(query + (row * HEADS + n // L) * (L + S) + n % L, value, mask=inside)

@@ -46,7 +46,5 @@ def _value(
     n, row = columns_of(BN), rows_of(R)
     live = row < rows
     opened = tl.sigmoid(tl.load(gate + row * gate_stride * 8 + n, mask=live, other=0.0).to(tl.float32))
-    if FORM != "sum":
-        x += tl.program_id(0) * BN // PER_HEAD * K
-    value = product(x, weight, sums, x_stride, rows, K, BN, BK, R, SPLITS, N_PADDED, FORM)
+    value = product(x, weight, sums, x_stride, rows, K, BN, BK, R, SPLITS, N_PADDED, FORM, PER_HEAD)
     tl.store(out + row * N + n, (value * opened).to(tl.bfloat16), mask=live)
