@@ -16,17 +16,14 @@ SPACES = sorted(KERNELS.glob("*.space.toml"))
 
 
 def module_constants(path):
-    tree = ast.parse(path.read_text())
-    names = {node: getattr(node, "target", None) or node.targets[0] for node in tree.body if _is_assignment(node)}
-    return {
-        name.id: ast.literal_eval(node.value)
-        for node, name in names.items()
-        if name.id.isupper() and not isinstance(node.value, ast.BinOp)
-    }
-
-
-def _is_assignment(node):
-    return isinstance(node, ast.Assign | ast.AnnAssign)
+    """Constants that stand as literals, bare or as tl.constexpr(literal)."""
+    found = {}
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.Assign) and node.targets[0].id.isupper():
+            value = node.value.args[0] if isinstance(node.value, ast.Call) else node.value
+            if not isinstance(value, ast.BinOp):
+                found[node.targets[0].id] = ast.literal_eval(value)
+    return found
 
 
 def test_every_op_of_the_contract_has_kernels_a_table_and_a_design_space():

@@ -8,10 +8,11 @@ grouped  Above that an expert serves several rows and its weights must be read o
          that no row chose, and a last launch adds each row's outputs in the order of its places.
 
 Weights are repacked once: rows of gate and up alternate, so that a channel's two halves meet in one tile, and tiles
-[block_n, block_k] of nibbles lie one behind the other as 32-bit words in natural order. A lane then loads 16 bytes,
-which are the 32 elements of one group under one scale, beside neighbours that do the same; a word's eight nibbles are
-the innermost axis and never leave the lane. E2M1 shifted into place is a float32 with the smallest exponents, zero and
-the subnormal included, which one multiplication by 2^126 puts right exactly.
+[block_n, block_k] of nibbles lie one behind the other as 32-bit words. Inside a tile the words are dealt out like
+cards: four that follow one another in memory, the 16 bytes that a lane loads, are a quarter of the tile apart in K. So
+each of the four multiplies eight elements of x beside those of the neighbouring lane, x is loaded 16 bytes a lane as
+well, and neither crosses lanes. Nibbles never leave the lane that loaded them. E2M1 shifted into place is a float32 with
+the smallest exponents, zero and the subnormal included, which one multiplication by 2^126 puts right exactly.
 """
 
 import torch
@@ -43,38 +44,43 @@ def prepare(ctx, static, axes, config):
     pairs = [
         weight.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2) for weight in (static.w13_packed, static.w13_scale)
     ]
-    words13, scales13 = _tiles(*pairs, config)
-    words2, scales2 = _tiles(static.w2_packed, static.w2_scale, config)
+    words13, scales13 = _tiles(*pairs, config["block_n"], config["block_k"])
+    words2, scales2 = _tiles(static.w2_packed, static.w2_scale, config["block_n"], _depth(axes, config))
     return {"words13": words13, "scales13": scales13, "words2": words2, "scales2": scales2}
 
 
-def _tiles(packed, scale, config):
-    """[E, N, K / 2] and [E, N, K / 32] as tiles [E, N tiles, K tiles, block_n, ...], padded with zeros of scale one."""
+def _depth(axes, config):
+    """How deep a tile of w2 is: at most block_k, and without a rest."""
+    channels = axes["channels"]
+    return min(config["block_k"], channels & -channels)
 
-    def cut(tensor, width, value):
-        pad = (0, -tensor.shape[2] % width, 0, -tensor.shape[1] % config["block_n"])
-        padded = torch.nn.functional.pad(tensor, pad, value=value)
-        return padded.unflatten(2, (-1, width)).unflatten(1, (-1, config["block_n"])).transpose(2, 3).contiguous()
 
-    block_k = config["block_k"]
-    return cut(packed, block_k // 2, 0).view(torch.int32), cut(scale, block_k // GROUP, 127)
+def _tiles(packed, scale, block_n, block_k):
+    """[E, N, K / 2] and [E, N, K / 32] as tiles [E, N tiles, K tiles, block_n, ...] of words in dealt order, scales."""
+
+    def cut(tensor, width):
+        return tensor.unflatten(2, (-1, width)).unflatten(1, (-1, block_n)).transpose(2, 3).contiguous()
+
+    words = cut(packed, block_k // 2).view(torch.int32)
+    return words.unflatten(-1, (4, -1)).transpose(-1, -2).contiguous(), cut(scale, block_k // GROUP)
 
 
 def launch(ctx, buffers, axes, config):
     """Enqueues two launches (`gemv`) or four (`grouped`)."""
     rows, channels, experts, x = axes["rows"], axes["channels"], axes["experts"], buffers.x
     block_n, block_k = config["block_n"], config["block_k"]
-    up = (triton.cdiv(2 * channels, block_n), triton.cdiv(LATENT, block_n))
-    tile = {"BN": block_n, "BK": block_k, "num_warps": config["num_warps"], "num_stages": config["num_stages"]}
+    up = (2 * channels // block_n, LATENT // block_n)
+    tile = {"BN": block_n, "num_warps": config["num_warps"], "num_stages": config["num_stages"]}
+    depth = _depth(axes, config)
     stride = x.stride(0) // 8
     if config["structure"] == "gemv":
         _up[(up[0], rows * TOP)](
             x, buffers.ids, buffers.words13, buffers.scales13, buffers.activation, stride,
-            N=2 * channels, K=LATENT, PLACES=TOP, **tile,
+            N=2 * channels, K=LATENT, PLACES=TOP, BK=block_k, **tile,
         )  # fmt: skip
         _down[(up[1], rows)](
             buffers.activation, buffers.ids, buffers.weights, buffers.words2, buffers.scales2, buffers.routed,
-            N=LATENT, K=channels, PLACES=TOP, **tile,
+            N=LATENT, K=channels, PLACES=TOP, BK=depth, **tile,
         )  # fmt: skip
         return
     _list[(experts,)](
@@ -84,28 +90,39 @@ def launch(ctx, buffers, axes, config):
     lists = (buffers.members, buffers.counts)
     _grouped[(up[0], experts)](
         x, buffers.words13, buffers.scales13, *lists, buffers.activation, stride, rows,
-        N=2 * channels, K=LATENT, PER_ROW=TOP, R=CHUNK, ACTIVATE=True, **tile,
+        N=2 * channels, K=LATENT, PER_ROW=TOP, R=CHUNK, ACTIVATE=True, BK=block_k, **tile,
     )  # fmt: skip
     _grouped[(up[1], experts)](
         buffers.activation, buffers.words2, buffers.scales2, *lists, buffers.outputs, channels // 8, rows,
-        N=LATENT, K=channels, PER_ROW=1, R=CHUNK, ACTIVATE=False, **tile,
+        N=LATENT, K=channels, PER_ROW=1, R=CHUNK, ACTIVATE=False, BK=depth, **tile,
     )  # fmt: skip
     _add[(rows, LATENT // 512)](buffers.outputs, buffers.weights, buffers.routed, L=LATENT, PLACES=TOP, BLOCK=512)
 
 
 @triton.jit
 def _unpack(words, scales, BN: tl.constexpr, BK: tl.constexpr):
-    """The elements [BN, BK / 8, 8] fp32 of one tile times their scales, exactly."""
-    WORDS: tl.constexpr = BK // 8
-    line = tl.arange(0, BN)[:, None, None]
-    word = tl.arange(0, WORDS)[None, :, None]
-    packed = tl.load(words + line * WORDS + word, eviction_policy="evict_first")
-    exponent = tl.load(scales + line * (BK // 32) + word // 4, eviction_policy="evict_first").to(tl.int32)
+    """The elements [BN, BK / 32, 4, 8] fp32 of one tile times their scales, exactly, in dealt order."""
+    LANES: tl.constexpr = BK // 32
+    line = tl.arange(0, BN)[:, None, None, None]
+    lane = tl.arange(0, LANES)[None, :, None, None]
+    quarter = tl.arange(0, 4)[None, None, :, None]
+    packed = tl.load(words + (line * LANES + lane) * 4 + quarter, eviction_policy="evict_first")
+    group = (quarter * LANES + lane) // 4
+    exponent = tl.load(scales + line * LANES + group).to(tl.int32)
     # A biased exponent is a float32 but for 0, which is 2^-127, and 255, which is NaN.
     bits = tl.where(exponent == 0, 0x00400000, tl.where(exponent == 255, 0x7FC00000, exponent << 23))
-    nibble = packed >> (4 * tl.arange(0, 8)[None, None, :])
-    tiny = (((nibble & 7) << 22) | ((nibble & 8) << 28)).to(tl.float32, bitcast=True)
+    # The nibble's sign at the top, and its three other bits where a float32 has the end of its exponent.
+    top = packed << (28 - 4 * tl.arange(0, 8)[None, None, None, :])
+    tiny = ((top & -0x80000000) | ((top >> 6) & 0x01C00000)).to(tl.float32, bitcast=True)
     return tiny * 8.507059173023462e37 * bits.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _dealt(BK: tl.constexpr):
+    """[1, BK / 32, 4, 8]: which column of the tile each element is."""
+    lane = tl.arange(0, BK // 32)[None, :, None, None]
+    quarter = tl.arange(0, 4)[None, None, :, None]
+    return (quarter * (BK // 32) + lane) * 8 + tl.arange(0, 8)[None, None, None, :]
 
 
 @triton.jit(do_not_specialize=["x_stride"])
@@ -114,20 +131,18 @@ def _up(
     N: tl.constexpr, K: tl.constexpr, PLACES: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """Grid (tiles of gate and up in pairs, rows x places): SiTU of one expert's channels."""
-    TILES: tl.constexpr = (K + BK - 1) // BK
+    TILES: tl.constexpr = K // BK
     slot = tl.program_id(1)
     tile = (tl.load(ids + slot).to(tl.int64) * tl.num_programs(0) + tl.program_id(0)) * TILES
     x += slot // PLACES * x_stride * 8
-    lane = tl.arange(0, BK // 8)[None, :, None] * 8 + tl.arange(0, 8)[None, None, :]
-    acc = tl.zeros([BN, BK // 8], dtype=tl.float32)
-    for index in range(TILES):
+    x += _dealt(BK)
+    acc = tl.zeros([BN, BK // 32], dtype=tl.float32)
+    for index in tl.static_range(TILES):
         w = _unpack(words + (tile + index) * (BN * BK // 8), scales + (tile + index) * (BN * BK // 32), BN, BK)
-        k = index * BK + lane
-        acc += tl.sum(w * tl.load(x + k, mask=k < K, other=0.0).to(tl.float32), axis=2)
+        acc += tl.sum(tl.sum(w * tl.load(x + index * BK).to(tl.float32), axis=3), axis=2)
     value = situ_of_pairs(tl.sum(acc, axis=1)[:, None], BN, 1)
     channel = tl.program_id(0) * (BN // 2) + tl.arange(0, BN // 2)[:, None]
-    place = activation + slot.to(tl.int64) * (N // 2) + channel + tl.zeros([1, 1], dtype=tl.int32)
-    tl.store(place, value.to(tl.bfloat16), mask=channel < N // 2)
+    tl.store(activation + slot.to(tl.int64) * (N // 2) + channel, value.to(tl.bfloat16))
 
 
 @triton.jit
@@ -136,22 +151,21 @@ def _down(
     N: tl.constexpr, K: tl.constexpr, PLACES: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """Grid (tiles of outputs, rows): the weighted sum over the row's experts."""
-    TILES: tl.constexpr = (K + BK - 1) // BK
+    TILES: tl.constexpr = K // BK
     row = tl.program_id(1)
-    lane = tl.arange(0, BK // 8)[None, :, None] * 8 + tl.arange(0, 8)[None, None, :]
-    total = tl.zeros([BN, BK // 8], dtype=tl.float32)
+    column = _dealt(BK)
+    total = tl.zeros([BN, BK // 32], dtype=tl.float32)
     for place in range(PLACES):
         slot = row * PLACES + place
         tile = (tl.load(ids + slot).to(tl.int64) * tl.num_programs(0) + tl.program_id(0)) * TILES
-        acc = tl.zeros([BN, BK // 8], dtype=tl.float32)
+        acc = tl.zeros([BN, BK // 32], dtype=tl.float32)
         for index in tl.static_range(TILES):
             w = _unpack(words + (tile + index) * (BN * BK // 8), scales + (tile + index) * (BN * BK // 32), BN, BK)
-            k = index * BK + lane
-            t = tl.load(activation + slot.to(tl.int64) * K + k, mask=k < K, other=0.0).to(tl.float32)
-            acc += tl.sum(w * t, axis=2)
+            t = tl.load(activation + slot.to(tl.int64) * K + index * BK + column).to(tl.float32)
+            acc += tl.sum(tl.sum(w * t, axis=3), axis=2)
         total += acc * tl.load(weights + slot)
     n = tl.program_id(0) * BN + tl.arange(0, BN)
-    tl.store(routed + row.to(tl.int64) * N + n, tl.sum(total, axis=1).to(tl.bfloat16), mask=n < N)
+    tl.store(routed + row.to(tl.int64) * N + n, tl.sum(total, axis=1).to(tl.bfloat16))
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -175,11 +189,13 @@ def _grouped(
 
     `x` has one row for PER_ROW slots. ACTIVATE: columns are gate and up in pairs, `out` is their SiTU in bfloat16.
     """
-    TILES: tl.constexpr = (K + BK - 1) // BK
+    TILES: tl.constexpr = K // BK
     expert = tl.program_id(1)
     count = tl.load(counts + expert)
     tile = (expert.to(tl.int64) * tl.num_programs(0) + tl.program_id(0)) * TILES
-    lane = tl.arange(0, BK)[:, None]
+    # As `_dealt`, on one axis: x is read in the order of the words.
+    element = tl.arange(0, BK)[:, None]
+    column = (element // 8 % 4 * (BK // 32) + element // 32) * 8 + element % 8
     for first in range(0, count, R):
         member = first + tl.arange(0, R)[None, :]
         slot = tl.load(members + expert * rows + member, mask=member < count, other=0).to(tl.int64)
@@ -187,16 +203,15 @@ def _grouped(
         acc = tl.zeros([BN, R], dtype=tl.float32)
         for index in range(TILES):
             w = _unpack(words + (tile + index) * (BN * BK // 8), scales + (tile + index) * (BN * BK // 32), BN, BK)
-            k = index * BK + lane
-            rhs = tl.load(source + k, mask=(member < count) & (k < K), other=0.0)
+            rhs = tl.load(source + index * BK + column, mask=member < count, other=0.0)
             acc = tl.dot(tl.reshape(w.to(tl.bfloat16), [BN, BK]), rhs, acc)
         if ACTIVATE:
             channel = tl.program_id(0) * (BN // 2) + tl.arange(0, BN // 2)[:, None]
             value = situ_of_pairs(acc, BN, R).to(tl.bfloat16)
-            tl.store(out + slot * (N // 2) + channel, value, mask=(member < count) & (channel < N // 2))
+            tl.store(out + slot * (N // 2) + channel, value, mask=member < count)
         else:
             n = tl.program_id(0) * BN + tl.arange(0, BN)[:, None]
-            tl.store(out + slot * N + n, acc, mask=(member < count) & (n < N))
+            tl.store(out + slot * N + n, acc, mask=member < count)
 
 
 @triton.jit

@@ -3,8 +3,8 @@
 import triton
 import triton.language as tl
 
-BETA: tl.constexpr = 4.0
-LINEAR_BETA: tl.constexpr = 25.0
+BETA = tl.constexpr(4.0)
+LINEAR_BETA = tl.constexpr(25.0)
 
 
 def interleaved(gate_up):
