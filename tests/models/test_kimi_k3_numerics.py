@@ -3,6 +3,7 @@
 import pytest
 from fasttrack import model_dir
 from fasttrack_validation import contracts
+from fasttrack_validation.judge import stages
 from fasttrack_validation.judge.judge import Judge
 from small_exam import findings
 
@@ -56,9 +57,15 @@ def test_a_kernel_passes_small_batches(judge, op):
     check(judge, op, *SMALL[op], DIRECTORY.space(op).default)
 
 
+# What `prepare` gives comes back through the sandbox, whose answers are limited.
+PREPARED_MEGABYTES = {"front": 80, "experts": 80}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("op", LARGE)
 def test_a_kernel_with_a_large_weight_passes_a_small_batch(judge, op):
+    if stages.RECORD_LIMITS.output_bytes < PREPARED_MEGABYTES.get(op, 0) << 20:
+        pytest.skip(f"{PREPARED_MEGABYTES[op]} MB of repacked weights do not fit the recorder's answer")
     check(judge, op, *LARGE[op], DIRECTORY.space(op).default)
 
 

@@ -11,8 +11,8 @@ Weights are repacked once: rows of gate and up alternate, so that a channel's tw
 [block_n, block_k] of nibbles lie one behind the other as 32-bit words. Inside a tile the words are dealt out like
 cards: four that follow one another in memory, the 16 bytes that a lane loads, are a quarter of the tile apart in K. So
 each of the four multiplies eight elements of x beside those of the neighbouring lane, x is loaded 16 bytes a lane as
-well, and neither crosses lanes. Nibbles never leave the lane that loaded them. E2M1 shifted into place is a float32 with
-the smallest exponents, zero and the subnormal included, which one multiplication by 2^126 puts right exactly.
+well. E2M1 shifted into place is a float32 with the smallest exponents, zero and the subnormal included, which one
+multiplication by 2^126 puts right exactly.
 """
 
 import torch

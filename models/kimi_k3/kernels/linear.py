@@ -12,8 +12,8 @@ tiles  Tensor cores, with the weight as the first operand: its rows fill the ins
        padded to 8. `splits` slices of K go to programs of their own where there are too few columns to fill the
        machine; a second launch adds them in order.
 
-A kernel calls `product` and finishes what it gives, [BN, R] float32 sums of columns n and rows r of the batch. All three
-forms (the second launch of `tiles` is the third, "sum") give it tiles of the same meaning, so an op writes its
+A kernel calls `product` and finishes what it gives, [BN, R] float32 sums of columns n and rows r of the batch. All
+three forms (the second launch of `tiles` is the third, "sum") give it tiles of the same meaning, so an op writes its
 epilogue once.
 """
 

@@ -40,7 +40,9 @@ def launch(ctx, buffers, axes, config):
         HEADS=heads, PAGE=axes["page_size"], L=LATENT, S=SHARED, SPLITS=splits, TOKENS=config["block_tokens"],
         SCALE=SCALE_LOG2, num_warps=config["num_warps"], num_stages=config["num_stages"],
     )  # fmt: skip
-    _combine[(heads, rows)](buffers.lengths, *slices, buffers.context, HEADS=heads, L=LATENT, SPLITS=splits, num_warps=4)
+    _combine[(heads, rows)](
+        buffers.lengths, *slices, buffers.context, HEADS=heads, L=LATENT, SPLITS=splits, num_warps=4
+    )
 
 
 @triton.jit(do_not_specialize=["table_stride", "page_stride"])
@@ -102,9 +104,16 @@ def _combine(
     place = (row * SPLITS + tl.arange(0, SPLITS)) * HEADS + head
     top = tl.load(largest + place)
     total = tl.load(totals + place)
-    parts = tl.load(sums + place[:, None] * L + latent[None, :])
+    highest = tl.max(top, axis=0)
     # An empty slice has a maximum of minus infinity, and so a share of zero.
-    share = tl.exp2(top - tl.max(top, axis=0))
-    value = tl.sum(parts * share[:, None], axis=0) / tl.sum(total * share, axis=0)
+    whole = tl.sum(total * tl.exp2(top - highest), axis=0)
+    # Eight slices at a time: all of them would not fit the registers.
+    TOGETHER: tl.constexpr = min(SPLITS, 8)
+    value = tl.zeros([L], dtype=tl.float32)
+    for first in tl.static_range(0, SPLITS, TOGETHER):
+        place = (row * SPLITS + first + tl.arange(0, TOGETHER)) * HEADS + head
+        share = tl.exp2(tl.load(largest + place) - highest)
+        value += tl.sum(tl.load(sums + place[:, None] * L + latent[None, :]) * share[:, None], axis=0)
+    value /= whole
     value = tl.where(length > 0, value, 0.0)
     tl.store(context + (row * HEADS + head) * L + latent, value.to(tl.bfloat16))
