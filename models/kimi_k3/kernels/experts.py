@@ -10,9 +10,10 @@ grouped  Above that an expert serves several rows and its weights must be read o
 Weights are repacked once: rows of gate and up alternate, so that a channel's two halves meet in one tile, and tiles
 [block_n, block_k] of nibbles lie one behind the other as 32-bit words. Inside a tile the words are dealt out like
 cards: four that follow one another in memory, the 16 bytes that a lane loads, are a quarter of the tile apart in K. So
-each of the four multiplies eight elements of x beside those of the neighbouring lane, x is loaded 16 bytes a lane as
-well. E2M1 shifted into place is a float32 with the smallest exponents, zero and the subnormal included, which one
-multiplication by 2^126 puts right exactly.
+each of the four multiplies eight elements of x beside those of the neighbouring lane, and x is loaded 16 bytes a lane
+as well. With one warp a program (`gemv`) nothing of this passes through shared memory. E2M1 shifted into place is a
+float32 with the smallest exponents, zero and the subnormal included, which one multiplication by 2^126 puts right
+exactly.
 """
 
 import torch
@@ -56,7 +57,7 @@ def _depth(axes, config):
 
 
 def _tiles(packed, scale, block_n, block_k):
-    """[E, N, K / 2] and [E, N, K / 32] as tiles [E, N tiles, K tiles, block_n, ...] of words in dealt order, scales."""
+    """[E, N, K / 2] and [E, N, K / 32] as tiles [E, N tiles, K tiles, block_n, ..]: words, dealt out, and scales."""
 
     def cut(tensor, width):
         return tensor.unflatten(2, (-1, width)).unflatten(1, (-1, block_n)).transpose(2, 3).contiguous()
@@ -101,11 +102,11 @@ def launch(ctx, buffers, axes, config):
 
 @triton.jit
 def _unpack(words, scales, BN: tl.constexpr, BK: tl.constexpr):
-    """The elements [BN, BK / 32, 4, 8] fp32 of one tile times their scales, exactly, in dealt order."""
+    """The elements [BN, 4, BK / 32, 8] fp32 of one tile, K in order, times their scales, exactly."""
     LANES: tl.constexpr = BK // 32
     line = tl.arange(0, BN)[:, None, None, None]
-    lane = tl.arange(0, LANES)[None, :, None, None]
-    quarter = tl.arange(0, 4)[None, None, :, None]
+    quarter = tl.arange(0, 4)[None, :, None, None]
+    lane = tl.arange(0, LANES)[None, None, :, None]
     packed = tl.load(words + (line * LANES + lane) * 4 + quarter, eviction_policy="evict_first")
     group = (quarter * LANES + lane) // 4
     exponent = tl.load(scales + line * LANES + group).to(tl.int32)
@@ -118,10 +119,10 @@ def _unpack(words, scales, BN: tl.constexpr, BK: tl.constexpr):
 
 
 @triton.jit
-def _dealt(BK: tl.constexpr):
-    """[1, BK / 32, 4, 8]: which column of the tile each element is."""
-    lane = tl.arange(0, BK // 32)[None, :, None, None]
-    quarter = tl.arange(0, 4)[None, None, :, None]
+def _columns(BK: tl.constexpr):
+    """[1, 4, BK / 32, 8]: the columns of a tile."""
+    quarter = tl.arange(0, 4)[None, :, None, None]
+    lane = tl.arange(0, BK // 32)[None, None, :, None]
     return (quarter * (BK // 32) + lane) * 8 + tl.arange(0, 8)[None, None, None, :]
 
 
@@ -135,11 +136,11 @@ def _up(
     slot = tl.program_id(1)
     tile = (tl.load(ids + slot).to(tl.int64) * tl.num_programs(0) + tl.program_id(0)) * TILES
     x += slot // PLACES * x_stride * 8
-    x += _dealt(BK)
+    x += _columns(BK)
     acc = tl.zeros([BN, BK // 32], dtype=tl.float32)
     for index in tl.static_range(TILES):
         w = _unpack(words + (tile + index) * (BN * BK // 8), scales + (tile + index) * (BN * BK // 32), BN, BK)
-        acc += tl.sum(tl.sum(w * tl.load(x + index * BK).to(tl.float32), axis=3), axis=2)
+        acc += tl.sum(tl.sum(w * tl.load(x + index * BK).to(tl.float32), axis=3), axis=1)
     value = situ_of_pairs(tl.sum(acc, axis=1)[:, None], BN, 1)
     channel = tl.program_id(0) * (BN // 2) + tl.arange(0, BN // 2)[:, None]
     tl.store(activation + slot.to(tl.int64) * (N // 2) + channel, value.to(tl.bfloat16))
@@ -153,7 +154,7 @@ def _down(
     """Grid (tiles of outputs, rows): the weighted sum over the row's experts."""
     TILES: tl.constexpr = K // BK
     row = tl.program_id(1)
-    column = _dealt(BK)
+    column = _columns(BK)
     total = tl.zeros([BN, BK // 32], dtype=tl.float32)
     for place in range(PLACES):
         slot = row * PLACES + place
@@ -162,7 +163,7 @@ def _down(
         for index in tl.static_range(TILES):
             w = _unpack(words + (tile + index) * (BN * BK // 8), scales + (tile + index) * (BN * BK // 32), BN, BK)
             t = tl.load(activation + slot.to(tl.int64) * K + index * BK + column).to(tl.float32)
-            acc += tl.sum(tl.sum(w * t, axis=3), axis=2)
+            acc += tl.sum(tl.sum(w * t, axis=3), axis=1)
         total += acc * tl.load(weights + slot)
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     tl.store(routed + row.to(tl.int64) * N + n, tl.sum(total, axis=1).to(tl.bfloat16))
@@ -193,9 +194,7 @@ def _grouped(
     expert = tl.program_id(1)
     count = tl.load(counts + expert)
     tile = (expert.to(tl.int64) * tl.num_programs(0) + tl.program_id(0)) * TILES
-    # As `_dealt`, on one axis: x is read in the order of the words.
-    element = tl.arange(0, BK)[:, None]
-    column = (element // 8 % 4 * (BK // 32) + element // 32) * 8 + element % 8
+    column = tl.arange(0, BK)[:, None]
     for first in range(0, count, R):
         member = first + tl.arange(0, R)[None, :]
         slot = tl.load(members + expert * rows + member, mask=member < count, other=0).to(tl.int64)
