@@ -53,6 +53,9 @@ def evaluate(
     contract = parts.contract(directory.manifest.model.contract)
     contract.op(op)
     candidate = _with_defaults(Candidate.from_path(path, op, _config(config)), directory, op)
+    if path.is_file():
+        # A file alone stands for the op's entry file: what that imports of the op's other files comes along.
+        candidate = directory.place(candidate)
     with parts.judge(contract, unsafe_no_sandbox) as judge:
         verdict = judge.screen(candidate)
     print(verdict.model_dump_json(indent=2) if as_json else "\n".join(_lines(verdict)))
