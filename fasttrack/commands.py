@@ -99,11 +99,16 @@ def _candidate(
     directory = model_dir.load(model)
     contract = parts.contract(directory.manifest.model.contract)
     contract.op(op)
-    return contract, with_defaults(Candidate.from_path(path, op, parsed_config(config)), directory, op)
+    candidate = with_defaults(Candidate.from_path(path, op, parsed_config(config)), directory, op)
+    if path.is_file() and op in directory.manifest.ops:
+        # A file alone stands for the op's entry file: what that imports of the op's other files comes along.
+        candidate = directory.place(candidate)
+    return contract, candidate
 
 
 def _rule(verdict: Verdict, as_json: bool) -> NoReturn:
-    print(verdict.model_dump_json(indent=2) if as_json else "\n".join(verdict_lines(verdict)))
+    print(verdict.model_dump_json(indent=2) if as_json else "
+".join(verdict_lines(verdict)))
     raise typer.Exit(STATUS_CODE[verdict.status])
 
 

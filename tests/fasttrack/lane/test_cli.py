@@ -115,6 +115,17 @@ def test_evaluate(toy, capsys, checkout, status, code):
     assert json.loads(capsys.readouterr().out)["config"]["BLOCK"] == 16
 
 
+def test_a_file_alone_is_judged_with_the_other_files_of_its_op(toy, checkout, tmp_path):
+    kernel = tmp_path / "mine.py"
+    kernel.write_text("# mine\n" + fakes.KERNEL)
+    judged = []
+    toy.status = judged.append
+    assert cli.run(["evaluate", "toy", "--op", "copy", "--candidate", str(kernel)]) == 0
+    (candidate,) = judged
+    assert candidate.entry == "kernels/copy.py"
+    assert candidate.files == {"kernels/copy.py": kernel.read_text(), "kernels/extra.py": ""}
+
+
 @pytest.mark.parametrize(
     "text", ["{", "[1]", '{"a": [1]}', '{"a": null}', '{"a": NaN}', '{"a": "\\ud800"}', "[" * 100_000]
 )
