@@ -107,8 +107,7 @@ def _candidate(
 
 
 def _rule(verdict: Verdict, as_json: bool) -> NoReturn:
-    print(verdict.model_dump_json(indent=2) if as_json else "
-".join(verdict_lines(verdict)))
+    print(verdict.model_dump_json(indent=2) if as_json else "\n".join(verdict_lines(verdict)))
     raise typer.Exit(STATUS_CODE[verdict.status])
 
 
