@@ -40,6 +40,7 @@ from .replay.choose import choose
 from .replay.device import Device
 from .replay.executor import Gpu, codes_for
 from .ruling import NO_GPU, Ruling
+from .sanitizer_stage import sanitize
 from .sanity import check_task
 from .stopwatch import Stopwatch
 from .timing_stage import time_plans
@@ -224,6 +225,9 @@ class Judge:
             with _timed(ruling, "trials"):
                 trials = self._trials(recorded, contract, workloads, executor, ruling)
             ruling.why_not_timed = self._why_not_timed()
+            if self._device is not None and not ruling.stopped:
+                with _timed(ruling, "sanitizers"):
+                    self._sanitize(recorded, contract, workloads.checked, ruling)
             if self._device is not None and self._timed and not ruling.stopped:
                 with _timed(ruling, "timing"):
                     self._time(recorded, contract, workloads.declared, ruling)
@@ -301,6 +305,17 @@ class Judge:
                     break
         ruling.settle_trials(contract, done, complete=not ruling.stopped)
         return done
+
+    def _sanitize(
+        self, recorded: Recorded, contract: OpContract, workloads: Sequence[Workload], ruling: Ruling
+    ) -> None:
+        """Runs plans of small workloads under compute-sanitizer's tools."""
+
+        def prepare(pack: KernelPack, spec: TrialSpec) -> dict[str, bytes]:
+            return self._prepare(recorded.candidate, contract, pack, spec)
+
+        codes = codes_for(recorded.codes, self._device.facts.capability)
+        sanitize(self._device, contract, recorded.packs, codes, workloads, prepare, ruling)
 
     def _time(self, recorded: Recorded, contract: OpContract, workloads: Sequence[Workload], ruling: Ruling) -> None:
         """Times the plans of declared workloads on this card, against the stock path."""

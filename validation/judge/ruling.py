@@ -32,11 +32,13 @@ TITLES = {
     "C12": "Task sanity",
     "C13": "Unseen shapes, strides and layouts",
     "C14": "Bit-equal at other addresses and program orders; rows independent of their neighbours",
+    "C15": "compute-sanitizer's memcheck, racecheck, initcheck and synccheck find nothing",
 }
 TRIAL_CHECKS = ("execution", "C2", "C4", "C5", "C9", "C14", "numerics", "C11", "C13")
 REQUIRED = ("C12", "C1", "record", "plan", "compile", *TRIAL_CHECKS)
 # Where plans are timed; a verdict without a GPU does not list them.
 TIMED = {"C3": "timing.wrong_result", "C6": "timing.clocks_disagree", "C7": "timing.impossible"}
+ON_A_GPU = ("C15",)
 NO_GPU = "the judge ran without a GPU: kernels were interpreted, not timed"
 
 
@@ -208,7 +210,7 @@ class Ruling:
 
     def verdict(self) -> Verdict:
         """The ruling. Checks are listed in the order in which they are required."""
-        checks = tuple(self._checks[name] for name in (*REQUIRED, *TIMED) if name in self._checks)
+        checks = tuple(self._checks[name] for name in (*REQUIRED, *ON_A_GPU, *TIMED) if name in self._checks)
         status, reason, message = rule(checks, REQUIRED)
         return Verdict(
             **self._facts, status=status, reason=reason, message=message, checks=checks, audits=self.audits,

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import secrets
+import signal
 import socket
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ...sandbox import sealed_memory
 from ...sandbox.frames import FrameError
 from ..device_code.records import DeviceCode
 from ..pack import KernelPack
@@ -20,7 +22,10 @@ from .faults import DeviceFault, DeviceLost, classify
 from .slots import ALIGNMENT, Region
 
 START_SECONDS, LOAD_SECONDS, COPY_SECONDS, RUN_SECONDS, END_SECONDS = 120.0, 60.0, 120.0, 20.0, 30.0
+_MOST_START_PATIENCE = 3.0
 _PROBE_BYTES = 1 << 16
+# What is kept of a worker's standard error: the first so many bytes, and of those the last lines are shown.
+_SAID_BYTES, _SAID_LINES, _SAID_SHOWN = 1 << 16, 3, 600
 # The worker's environment is made from nothing, but for where this machine keeps its driver and which device is meant.
 _KEPT = ("LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES")
 _ENVIRONMENT = {
@@ -31,6 +36,7 @@ _ENVIRONMENT = {
     "CUDA_MODULE_LOADING": "EAGER",  # a kernel that is loaded at its first launch would wait for the whole device
 }
 _HOW = "see `nvidia-smi`; where the device stays lost, its machine has to be restarted"
+_NOT_INSTALLED = "install the package into this environment: the process that holds the device sees no PYTHONPATH"
 
 
 class Device:
@@ -40,8 +46,15 @@ class Device:
     longer than `run_seconds` is a hang. Threads take turns through `session`. Raises DeviceLost.
     """
 
-    def __init__(self, driver: str = "cuda", specification: str = "", *, run_seconds: float = RUN_SECONDS) -> None:
+    def __init__(
+        self, driver: str = "cuda", specification: str = "", *, run_seconds: float = RUN_SECONDS,
+        under: Sequence[str] = (), patience: float = 1.0,
+    ) -> None:  # fmt: skip
+        """`under` is a command that the worker is started with, a tool that watches it: such a worker is not replaced
+        after a fault. Every deadline is `patience` times as long."""
         self._driver, self._specification, self.run_seconds = driver, specification, run_seconds
+        self._under, self._patience = tuple(under), patience
+        self._said: int | None = None
         self._turn = threading.RLock()
         self._process: subprocess.Popen | None = None
         self._connection: socket.socket | None = None
@@ -65,6 +78,12 @@ class Device:
                 self._probe()
             return self._facts
 
+    def watched(self, command: Sequence[str], patience: float) -> "Device":
+        """The same device for a worker of its own that is started under `command`."""
+        return Device(
+            self._driver, self._specification, run_seconds=self.run_seconds, under=command, patience=patience
+        )
+
     @contextlib.contextmanager
     def session(self, pack: KernelPack, codes: Mapping[str, DeviceCode]) -> Iterator["Session"]:
         """A plan loaded afresh, global symbols included; everything of it is given back at the end.
@@ -79,7 +98,8 @@ class Device:
                 yield session
                 session.release()
             except DeviceFault as fault:
-                self._recover(fault)
+                if not self._under:
+                    self._recover(fault)
                 raise
             except BaseException:
                 self.close()
@@ -90,6 +110,7 @@ class Device:
         seconds: float = COPY_SECONDS,
     ) -> dict[str, Any]:  # fmt: skip
         """One command. Raises DeviceFault for what went wrong on the device, RuntimeError for a defect of the judge."""
+        seconds *= self._patience
         self._connection.settimeout(seconds)
         try:
             transport.send(self._connection, {"command": command, **request}, tuple(blobs), memory)
@@ -109,13 +130,31 @@ class Device:
             raise DeviceFault("parameters", fault["message"])
         raise DeviceFault(classify(fault["code"]), fault["message"])
 
+    def finish(self) -> int | None:
+        """Lets the worker end by itself, and what watches it write down what it saw; the exit code.
+
+        None where there was no worker, or none that ended in time: that one is killed.
+        """
+        process = self._process
+        if process is None:
+            return None
+        self._connection.close()  # the worker ends when it finds nobody at the other end
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(END_SECONDS * self._patience)
+        code = process.returncode
+        self.close()
+        return code
+
     def close(self) -> None:
         """Ends the worker, whatever it is doing. Raises DeviceLost when it cannot be ended."""
         process, self._process, self._facts = self._process, None, None
         if process is None:
             return
         self._connection.close()
-        process.kill()
+        os.close(self._said)
+        # The whole group: a tool that watches the worker is not its only process. It may be gone already.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         try:
             process.wait(END_SECONDS)
         except subprocess.TimeoutExpired as error:
@@ -127,17 +166,25 @@ class Device:
         code = f"from {__package__} import worker; worker.main(*{arguments!r})"
         environment = _ENVIRONMENT | {name: os.environ[name] for name in _KEPT if name in os.environ}
         with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-I", "-c", code], env=environment, cwd="/", stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, pass_fds=(theirs.fileno(),),
-                start_new_session=True,
-            )  # fmt: skip
-        self._connection.settimeout(START_SECONDS)
+            self._said = sealed_memory(_SAID_BYTES, "fasttrack-worker-stderr")
+            try:
+                self._process = subprocess.Popen(
+                    [*self._under, sys.executable, "-I", "-c", code], env=environment, cwd="/", stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL, stderr=self._said, pass_fds=(theirs.fileno(),), start_new_session=True,
+                )  # fmt: skip
+            except OSError as error:
+                os.close(self._said)
+                self._connection.close()
+                raise DeviceLost(f"the process that holds the device did not start: {error}", _HOW) from error
+        self._connection.settimeout(START_SECONDS * min(self._patience, _MOST_START_PATIENCE))
         try:
             greeting = transport.receive(self._connection)[0]
         except (TimeoutError, transport.Closed, FrameError) as error:
+            ended, said = self._death(), self._last_words()
             self.close()
-            raise DeviceLost("the process that holds the device did not start", _HOW) from error
+            how = _NOT_INSTALLED if "ModuleNotFoundError" in said else _HOW
+            what = f"the process that holds the device did not start: it {ended}"
+            raise DeviceLost(f"{what}, saying: {said}" if said else what, how) from error
         if "ok" not in greeting:
             self.close()
             raise DeviceLost(f"no usable device: {greeting['error']['message']}", _HOW)
@@ -164,6 +211,12 @@ class Device:
             self.facts
         except DeviceLost as lost:
             raise DeviceLost(f"{lost.what} (after: {fault})", lost.how) from fault
+
+    def _last_words(self) -> str:
+        """The end of what the worker wrote to standard error, in one line."""
+        text = os.pread(self._said, _SAID_BYTES, 0).rstrip(b"\0").decode(errors="replace")
+        lines = [" ".join(line.split()) for line in text.splitlines() if line.strip()]
+        return " / ".join(lines[-_SAID_LINES:])[-_SAID_SHOWN:]
 
     def _death(self) -> str:
         try:
@@ -198,17 +251,20 @@ class Session:
         return self._device.call(command, request, **options)
 
     def slot(
-        self, number: int, memory: int, size: int, regions: Mapping[str, Region], *, whole: bool = True
-    ) -> int:
+        self, number: int, memory: int, size: int, regions: Mapping[str, Region], *, whole: bool = True,
+        blank: Sequence[str] = (),
+    ) -> int:  # fmt: skip
         """Places the arena in memfd `memory` on the device and binds the plan to it; its device address.
 
         The address is a random multiple of 256 inside a larger allocation, whose rest is noise and watched too. With
-        `whole` an image of everything is kept for `restore`, else of the written regions alone.
+        `whole` an image of everything is kept for `restore`, else of the written regions alone. Regions named in
+        `blank`, and everything between regions and around them, get no contents at all: for a tool that reports reads
+        of memory that nobody wrote. Such a slot can only be run, and nothing put back.
         """
         lead = secrets.randbelow(256) * ALIGNMENT
         request = {
             "slot": number, "size": size, "whole": whole, "lead": lead, "slack": lead + ALIGNMENT,
-            "seed": secrets.randbits(63),
+            "seed": secrets.randbits(63), "blank": list(blank),
             "regions": {name: {**asdict(region), "kind": region.kind.value} for name, region in regions.items()},
         }  # fmt: skip
         return self._call("slot", request, memory=[memory])["address"]
