@@ -176,11 +176,14 @@ class Device:
                 os.close(self._said)
                 self._connection.close()
                 raise DeviceLost(f"the process that holds the device did not start: {error}", _HOW) from error
-        self._connection.settimeout(START_SECONDS * min(self._patience, _MOST_START_PATIENCE))
+        seconds = START_SECONDS * min(self._patience, _MOST_START_PATIENCE)
+        self._connection.settimeout(seconds)
         try:
             greeting = transport.receive(self._connection)[0]
         except (TimeoutError, transport.Closed, FrameError) as error:
-            ended, said = self._death(), self._last_words()
+            late = isinstance(error, TimeoutError)
+            ended = f"did not answer within {seconds:g} s" if late else self._death()
+            said = self._last_words()
             self.close()
             how = _NOT_INSTALLED if "ModuleNotFoundError" in said else _HOW
             what = f"the process that holds the device did not start: it {ended}"

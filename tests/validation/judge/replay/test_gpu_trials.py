@@ -1,5 +1,7 @@
 """The runs of one trial through worker and device handle, on the fake device."""
 
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -12,6 +14,7 @@ from fasttrack_validation.judge.arena import Arena
 from fasttrack_validation.judge.pack import variant_key
 from fasttrack_validation.judge.replay.device import Device
 from fasttrack_validation.judge.replay.executor import Gpu
+from fasttrack_validation.judge.replay.faults import DeviceLost
 from fasttrack_validation.judge.trials import TrialSpec, run_trial
 from fasttrack_validation.tensors import DType
 
@@ -168,3 +171,18 @@ def missing():
         assert run_chain(fragile, chain_pack(N))[0]["status"] == "device_lost"
         breaker.unlink()
         assert run_chain(fragile, chain_pack(N))[0]["status"] == "ok"
+
+
+def test_a_worker_that_does_not_start_says_why(monkeypatch):
+    monkeypatch.setattr("fasttrack_validation.judge.replay.device.__package__", "no_such_package")
+    with pytest.raises(DeviceLost, match="it ended with 1, saying: .*ModuleNotFoundError: No module named") as lost:
+        Device("fake").facts
+    assert "PYTHONPATH" in lost.value.how
+
+
+def test_what_a_worker_says_is_bounded(monkeypatch):
+    flood = "import sys\nfor _ in range(1 << 14): sys.stderr.write('a line of sixteen' + chr(10))\n"
+    device = Device("fake", under=[sys.executable, "-c", flood])
+    with pytest.raises(DeviceLost, match="did not start: it ended with") as lost:
+        device.facts
+    assert len(lost.value.what) < 1000
