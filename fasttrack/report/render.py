@@ -36,8 +36,12 @@ def paragraphs(text: str) -> list[str]:
 
 
 def code(text: object) -> str:
-    """Text as a Markdown code span that nothing inside can end."""
-    flat = " ".join(visible(text).split()).replace("|", "\\|")
+    """Text as a Markdown code span that nothing inside can end, nor split a table's cell."""
+    flat = " ".join(visible(text).split())
+    if "\\|" in flat:
+        # In a table a backslash makes any pipe text, but two of them make a backslash and a pipe that splits.
+        return "<code>" + "".join(c if c.isalnum() or c == " " else f"&#{ord(c)};" for c in flat) + "</code>"
+    flat = flat.replace("|", "\\|")
     fence = "`" * (max((len(run) for run in re.findall("`+", flat)), default=0) + 1)
     pad = " " if flat.startswith("`") or flat.endswith("`") else ""
     return f"{fence}{pad}{flat}{pad}{fence}"

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 from toy_contract import Toy
 
-from fasttrack_validation.judge import inspect_trial, judge, stages, trials
+from fasttrack_validation.judge import inspect_trial, recorded, stages, trials
 from fasttrack_validation.judge.ruling import Ruling
 
 LOGGED = {
@@ -30,8 +30,7 @@ def _without_differences(patch: pytest.MonkeyPatch, wanted: Callable) -> None:
 
 
 def _declared_layouts_only(patch: pytest.MonkeyPatch) -> None:
-    plan = judge._plan_trials
-    patch.setattr(judge, "_plan_trials", lambda contract, workloads, unseen: plan(contract, workloads, workloads))
+    patch.setattr(recorded.Workloads, "unseen_of", lambda self, declared: tuple(declared))
     # The judge counts unseen layouts before it lets C13 pass; here the declared ones stand in for them.
     patch.setattr(Ruling, "settle_trials", _settled(Ruling.settle_trials))
 

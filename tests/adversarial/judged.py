@@ -11,7 +11,7 @@ from toy_contract import FarToy, Toy
 from toy_norm import Norm
 
 from fasttrack_validation.judge import judge as judging_module
-from fasttrack_validation.judge import stages
+from fasttrack_validation.judge import recorded, stages
 from fasttrack_validation.judge.candidate import Candidate
 from fasttrack_validation.judge.judge import Judge
 from fasttrack_validation.judge.ruling import Ruling
@@ -31,7 +31,7 @@ class Judges:
     def judge(self, name: str) -> Judge:
         """The judge of the contract `name`."""
         if name not in self._made:
-            made = Judge(model_of(CONTRACTS[name]()), cache=self._cache)
+            made = Judge(model_of(CONTRACTS[name]()), cache=self._cache, device="cpu")
             self._made[name] = self._stack.enter_context(made)
         return self._made[name]
 
@@ -58,9 +58,11 @@ def judges(cache: Path) -> Iterator[Judges]:
 def skip_compiling(patch: pytest.MonkeyPatch) -> None:
     """Lets every kernel pass the compile stage unread, and models no time: most of a toy verdict's seconds."""
 
-    def passed(sandbox, source, packs, cache, ruling):
+    def passed(audits, codes, packs, ruling):
         ruling.pass_stage("compile")
         return {"none": None}
 
-    patch.setattr(stages, "compile_and_audit", passed)
+    patch.setattr(stages, "compile_kernels", lambda *_: ())
+    patch.setattr(recorded, "_verify_codes", lambda _: None)
+    patch.setattr(stages, "settle_audits", passed)
     patch.setattr(Ruling, "model_times", lambda self, packs, trials, modelled, audits: None)
