@@ -304,6 +304,9 @@ class Judge:
                 if ruling.stopped:
                     break
         ruling.settle_trials(contract, done, complete=not ruling.stopped)
+        if on_device and not ruling.stopped:
+            # Each trial captured graphs, whose kernels the device's handle counted (replay/device.py).
+            ruling.pass_stage("C8", figures={"trials": len(done)})
         return done
 
     def _sanitize(

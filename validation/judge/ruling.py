@@ -27,6 +27,7 @@ TITLES = {
     "C5": "Inputs and weights unchanged",
     "C6": "Device events and the host's clock agree on every timed replay",
     "C7": "No time below the physical floor",
+    "C8": "The driver counts and names the kernels of the plan in every captured graph, and nothing else",
     "C9": "Outputs complete and finite where the oracle is",
     "C11": "Several value distributions",
     "C12": "Task sanity",
@@ -38,7 +39,8 @@ TRIAL_CHECKS = ("execution", "C2", "C4", "C5", "C9", "C14", "numerics", "C11", "
 REQUIRED = ("C12", "C1", "record", "plan", "compile", *TRIAL_CHECKS)
 # Where plans are timed; a verdict without a GPU does not list them.
 TIMED = {"C3": "timing.wrong_result", "C6": "timing.clocks_disagree", "C7": "timing.impossible"}
-ON_A_GPU = ("C15",)
+# Where plans are launched; a verdict without a GPU does not list them.
+ON_A_GPU = ("C8", "C15")
 NO_GPU = "the judge ran without a GPU: kernels were interpreted, not timed"
 
 

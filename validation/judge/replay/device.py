@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -242,7 +243,8 @@ class Session:
     """One loaded plan. Slots are arenas; they run in the order in which a call names them."""
 
     def __init__(self, device: Device, pack: KernelPack, codes: Mapping[str, DeviceCode]) -> None:
-        self._device = device
+        self._device, self._pack = device, pack
+        self._entries = {key: code.entry for key, code in codes.items()}
         texts = {"cubin", "ptx", "sass", "ptxas_log", "resource_usage"}
         bare = dict.fromkeys(texts - {"cubin"}, "")
         listed = [{"key": key, **bare, **code.model_dump(mode="json", exclude=texts)} for key, code in codes.items()]
@@ -278,18 +280,31 @@ class Session:
     ) -> int:  # fmt: skip
         """Runs the plan on the slots, directly or captured in a graph, and waits; nanoseconds on the host's clock.
 
-        Between `repeats` each slot is put back to its image. `delays` keeps streams busy for so many nanoseconds
+        A graph's kernels, as the driver names them, must be the plan's (DeviceFault launch_audit). Between `repeats` each slot is put back to its image. `delays` keeps streams busy for so many nanoseconds
         before each of their launches.
         """
         request = {
             "slots": list(slots), "graph": graph, "repeats": repeats, "delays": dict(delays or {}),
             "roles": list(roles),
         }  # fmt: skip
-        return self._call("run", request, seconds=seconds or self._device.run_seconds)["host_ns"]
+        answer = self._call("run", request, seconds=seconds or self._device.run_seconds)
+        if graph and not delays:
+            self._audit(answer["kernels"], len(slots) * repeats, roles)
+        return answer["host_ns"]
 
     def capture(self, slots: Sequence[int], *, repeats: int = 1) -> int:
-        """Captures one plan run for each slot, in order, in one graph; the number of launches in it."""
-        return self._call("capture", {"slots": list(slots), "repeats": repeats})["launches"]
+        """Captures one plan run for each slot, in order, in one graph, audited; the number of kernels in it."""
+        kernels = self._call("capture", {"slots": list(slots), "repeats": repeats})["kernels"]
+        self._audit(kernels, len(slots) * repeats)
+        return sum(kernels.values())
+
+    def _audit(self, kernels: Mapping[str, int], runs: int, roles: Sequence[str] = ("compute", "prefetch")) -> None:
+        """Holds the kernels of a captured graph, as the driver counts and names them, against `runs` runs of the plan."""
+        launched = (one.kernel for one in self._pack.launches if one.role in roles)
+        planned = {name: count * runs for name, count in Counter(self._entries[key] for key in launched).items()}
+        if kernels != planned:
+            message = f"the graph has kernels {_listed(kernels)}, {runs} runs of the plan have {_listed(planned)}"
+            raise DeviceFault("launch_audit", message)
 
     def replay(self, *, seconds: float | None = None) -> Elapsed:
         """Launches the captured graph once and waits for the whole device."""
@@ -326,3 +341,7 @@ class Session:
     def release(self) -> None:
         """Gives back slots, graph and code."""
         self._call("release", {})
+
+
+def _listed(kernels: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} of {name}" for name, count in sorted(kernels.items())[:8]) or "none"

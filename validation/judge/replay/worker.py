@@ -13,6 +13,7 @@ import socket
 import threading
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -25,7 +26,7 @@ from ..device_code.records import DeviceCode
 from ..pack import KernelPack, Role
 from ..plan_terms import ALIGNMENT as PLAN_ALIGNMENT
 from . import transport
-from .driver import DeviceError, Driver, Handle
+from .driver import Captured, DeviceError, Driver, Handle
 from .kernels import JudgeKernels
 from .program import Bound, Program, Refused, Streams, enqueue
 from .slots import ALIGNMENT, Kind, Region, Slot
@@ -146,25 +147,28 @@ class Worker:
         """Runs the plan on slots in order, directly or captured; between repeats everything is put back."""
         asked = _parsed(RunRequest, request)
         started = time.perf_counter_ns()
+        kernels: tuple[str, ...] = ()
         if asked.graph:
-            graph = self._captured(asked)
+            captured = self._captured(asked)
+            kernels = captured.kernels
             try:
-                self._driver.launch_graph(graph, self._streams.origin)
+                self._driver.launch_graph(captured.graph, self._streams.origin)
                 self._driver.synchronize()
             finally:
-                self._driver.destroy_graph(graph)
+                self._driver.destroy_graph(captured.graph)
         else:
             self._enqueue(asked)
             self._driver.synchronize()
-        return {"host_ns": time.perf_counter_ns() - started}
+        return {"host_ns": time.perf_counter_ns() - started, "kernels": Counter(kernels)}
 
     def capture(self, request: dict, blobs: Sequence[bytes], memory: Sequence[int]) -> dict:
         """Captures runs on the slots, one after the other, as the graph that `replay` launches."""
         asked = _parsed(RunRequest, {**request, "graph": True})
         self._drop_graph()
-        self._graph = self._captured(asked)
+        captured = self._captured(asked)
+        self._graph = captured.graph
         # The first launch uploads the graph; runs are put back before they count.
-        return {"launches": sum(len(self._bound[number]) for number in asked.slots) * asked.repeats}
+        return {"kernels": Counter(captured.kernels)}
 
     def replay(self, request: dict, blobs: Sequence[bytes], memory: Sequence[int]) -> dict:
         """Launches the captured graph once: time between events around it, and on the host around a full drain."""
@@ -172,6 +176,7 @@ class Worker:
         if self._graph is None:
             raise CommandError("nothing was captured")
         start, end = self._marks
+        self._driver.reset_persisting_l2()
         self._driver.synchronize()
         begun = time.perf_counter_ns()
         self._driver.record(start, self._streams.origin)
@@ -268,7 +273,7 @@ class Worker:
             raise CommandError(f"slots {numbers!r}: there are {sorted(self._slots)}")
         return [self._slots[number] for number in numbers]
 
-    def _captured(self, asked: RunRequest) -> Handle:
+    def _captured(self, asked: RunRequest) -> Captured:
         self._named(asked.slots)
         self._streams.rewind()
         self._driver.begin_capture(self._streams.origin)

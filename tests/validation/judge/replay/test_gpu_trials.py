@@ -10,12 +10,13 @@ from judging import replaced
 from toy_contract import Toy
 
 from fasttrack_validation.contracts.base import TensorRole, TensorSpec
+from fasttrack_validation.judge import inspect_trial
 from fasttrack_validation.judge.arena import Arena
 from fasttrack_validation.judge.pack import variant_key
 from fasttrack_validation.judge.replay.device import Device
 from fasttrack_validation.judge.replay.executor import Gpu
 from fasttrack_validation.judge.replay.faults import DeviceLost
-from fasttrack_validation.judge.trials import TrialSpec, run_trial
+from fasttrack_validation.judge.trials import Trial, TrialSpec, run_trial
 from fasttrack_validation.tensors import DType
 
 N = 8
@@ -171,6 +172,19 @@ def missing():
         assert run_chain(fragile, chain_pack(N))[0]["status"] == "device_lost"
         breaker.unlink()
         assert run_chain(fragile, chain_pack(N))[0]["status"] == "ok"
+
+
+def test_a_graph_whose_kernels_are_not_the_plans_is_refused(device):
+    """The driver's name of a kernel is what counts: here the entry is another function under its name."""
+    text = replaced(CHAIN, "def finish(call,", "def substitute(call,") + "\nfinish = substitute\n"
+    outcome, _, _ = run_chain(device, chain_pack(N), text)
+    assert outcome["status"] == "launch_audit", outcome
+    assert outcome["message"] == (
+        "the graph has kernels 1 of half, 1 of substitute, 1 runs of the plan have 1 of finish, 1 of half"
+    )
+    (finding,) = [inspect_trial.execution_finding(Trial(None, outcome["status"], outcome["message"], {}))]
+    assert (finding.check, finding.reason) == ("C8", "audit.launches")
+    assert run_chain(device, chain_pack(N, prefetch=True))[0]["status"] == "ok"
 
 
 def test_a_worker_that_does_not_start_says_why(monkeypatch):
