@@ -237,6 +237,9 @@ def verdict_lines(verdict: Verdict) -> list[str]:
     ran = sorted({result.axes["rows"] for result in verdict.workloads if "rows" in result.axes})
     if verdict.status is Status.ACCEPTED:
         lines.append(f"  screened with {', '.join(map(str, ran))} rows; `submit` confirms every batch bucket and runs the gate")
+    if verdict.notes:
+        lines.append("  notes for a reader of the files; they decide nothing:")
+        lines += [f"    {note.file}:{note.line} {note.what}: {note.text!r}" for note in verdict.notes]
     for reason, cells in _by_reason(verdict).items():
         lines.append(f"  {len(cells)} cells {reason}")
         lines += [f"    {name}: {time}" for name, time in cells if time]

@@ -22,7 +22,7 @@ import torch
 
 from ..contracts import ModelContract
 from ..contracts.base import OpContract, TensorRole, Workload
-from ..digests import installed_judge_digest
+from ..digests import installed_judge_digest, package_digest
 from ..errors import UserError
 from ..performance.hardware import profile, profile_of
 from ..sandbox import Limits, Profile, Sandbox
@@ -42,6 +42,7 @@ from .replay.executor import Gpu, codes_for
 from .ruling import NO_GPU, Ruling
 from .sanitizer_stage import sanitize
 from .sanity import check_task
+from .static_scan import notes
 from .stopwatch import Stopwatch
 from .timing_stage import time_plans
 from .trials import Executor, Trial, TrialSpec, run_trial
@@ -85,6 +86,8 @@ class Judge:
         self._sane: dict[str, CheckResult] = {}
         self._sandboxes: dict[str, Sandbox] = {}
         self._opening = threading.Lock()
+        # A judge lives as long as a run: what was loaded at its start rules to its end, or nothing does.
+        self._seal = package_digest()
 
     def __enter__(self) -> "Judge":
         torch.set_num_threads(1)
@@ -194,6 +197,11 @@ class Judge:
 
         Raises RecordedError for a record that this judge cannot rule on.
         """
+        ruling = self._rule(recorded)
+        ruling.seal(self._seal, package_digest())
+        return ruling.verdict()
+
+    def _rule(self, recorded: Recorded) -> Ruling:
         contract = self.model.op(recorded.candidate.op)
         digest, judge = self.model.digest(recorded.candidate.op), installed_judge_digest()
         workloads = verify(recorded, self.model.model, contract, digest, judge)
@@ -203,21 +211,22 @@ class Judge:
         ruling = self._ruling(recorded.candidate, recorded.unsafe or self._unsafe, self._confined(recorded))
         ruling.seconds.update(recorded.seconds)
         ruling.toolchain = recorded.toolchain
+        ruling.notes = notes(recorded.candidate.files)
         with _timed(ruling, "sanity"):
             ruling.add(self._check_sanity(contract))
         for check in recorded.stopped:
             ruling.add(check)
         if recorded.stopped:
-            return ruling.verdict()
+            return ruling
         with _timed(ruling, "reading"):
             source = stages.extract_source(recorded.candidate, ruling)
             if source is None:
-                return ruling.verdict()
+                return ruling
             ruling.pass_stage("record", figures={"workloads": len(recorded.packs)})
             if not stages.validate_plans(
                 recorded.packs, recorded.candidate, contract, workloads.planned, source, ruling
             ):
-                return ruling.verdict()
+                return ruling
             audits = stages.settle_audits(records.audits(recorded.codes), recorded.codes, recorded.packs, ruling)
         executor = self._executor(recorded, source)
         ruling.executor = executor.description
@@ -232,7 +241,7 @@ class Judge:
                 with _timed(ruling, "timing"):
                     self._time(recorded, contract, workloads.declared, ruling)
             ruling.model_times(recorded.packs, trials, workloads.declared, audits)
-        return ruling.verdict()
+        return ruling
 
     def _ruling(self, candidate: Candidate, unsafe: bool, sandbox: str = "") -> Ruling:
         return Ruling(
