@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 
@@ -116,6 +117,17 @@ class Judge:
     def sandbox(self) -> str:
         """What confines candidate code, for evidence."""
         return self._preparer().description
+
+    def identity(self, op: str) -> dict[str, object]:
+        """What a verdict on a candidate for `op` depends on beside the candidate: contract, judge, machine, tools."""
+        facts = self._device.facts if self._device is not None else None
+        card = profile_of(facts.name) if facts else None
+        return {
+            "model": self.model.model, "contract": self.model.digest(op), "judge": installed_judge_digest(),
+            "device": asdict(facts) if facts else "interpreter", "hardware": self._hardware.name,
+            "timed_on": card.name if card and self._timed else None, "toolchain": stages.toolchain(),
+            "sandbox": self.sandbox, "unsafe": self._unsafe,
+        }  # fmt: skip
 
     def screen(self, candidate: Candidate) -> Verdict:
         """Every check at small true-shape workloads of each TP, and a modelled time for every declared workload."""

@@ -68,8 +68,10 @@ def test_notes_of_the_scan_are_quoted_as_data(report):
 
     note = Note(file="kernels/k.py", line=3, what="addresses a reviewer or a model", text=HOSTILE.replace("\n", " "))
     op = report.ops[0]
-    verdict = op.verdict.model_copy(update={"notes": (note,)})
-    noted = report.model_copy(update={"ops": (op.model_copy(update={"verdict": verdict}), *report.ops[1:])})
+    predicate = op.statement.predicate
+    predicate = predicate.model_copy(update={"verdict": op.verdict.model_copy(update={"notes": (note,)})})
+    statement = op.statement.model_copy(update={"predicate": predicate})
+    noted = report.model_copy(update={"ops": (op.model_copy(update={"statement": statement}), *report.ops[1:])})
     text, page = render(noted)
     assert "`kernels/k.py:3` addresses a reviewer or a model: " in text and "they decide nothing" in text
     outline = Outline(page)
