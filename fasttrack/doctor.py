@@ -182,7 +182,7 @@ def sanitizer() -> Line:
     from fasttrack_validation.judge.replay import sanitizer as tool
 
     if found := tool.find():
-        return Line(tool.PROGRAM, "ok", f"{found}: accepted plans run under {', '.join(tool.TOOLS)} where there is a GPU")
+        return Line(tool.PROGRAM, "ok", f"{found}: on a GPU accepted plans run under {', '.join(tool.TOOLS)}")
     what = "none: verdicts say of memcheck, racecheck, initcheck and synccheck (C15) that they were not run"
     how = "install the CUDA toolkit, or its compute-sanitizer package; races between threads of a block show only there"
     return Line(tool.PROGRAM, _unless_gpu(), what, how)

@@ -27,8 +27,8 @@ def key(judged: Mapping[str, object], judge: Mapping[str, object]) -> str:
 def keeps(verdict: Verdict, timed_on: str | None = None) -> bool:
     """Whether a verdict would be the same again: accepted with every check run, or rejected.
 
-    Where plans are timed on a card, `timed_on`, an accepted one also has a figure for each of that card's cells: what kept
-    it from being measured may be over by now.
+    Where plans are timed on a card, `timed_on`, an accepted one also has a figure for each of that card's cells: what
+    kept it from being measured may be over by now.
     """
     if verdict.status is Status.REJECTED:
         return True
