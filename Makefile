@@ -1,16 +1,17 @@
-# propose: search for better kernels and put them on a branch.   make propose ARGS="--op kda_decode --rounds 24"
+# propose: search for better kernels of one op and put them on a branch.   make propose OP=front ARGS="--rounds 24"
 # test:    everything that CI runs, offline once installed.        make test ARGS="tests/fasttrack -x"
 # clean:   remove what the two made.
 
 PYTHON ?= python3
 MODEL ?= kimi_k3
+OP ?= kda_decode
 VENV := .venv
 INSTALLED := $(VENV)/.installed
 
 .PHONY: propose test clean
 
 propose: $(INSTALLED)
-	$(VENV)/bin/fasttrack propose $(MODEL) $(ARGS)
+	$(VENV)/bin/fasttrack propose $(MODEL) --op $(OP) $(ARGS)
 
 # One thread a worker: the workers already use every core.
 test: $(INSTALLED)

@@ -106,7 +106,11 @@ def _candidate(
     directory = model_dir.load(model)
     contract = parts.contract(directory.manifest.model.contract)
     contract.op(op)
-    return contract, with_defaults(Candidate.from_path(path, op, parsed_config(config)), directory, op)
+    candidate = with_defaults(Candidate.from_path(path, op, parsed_config(config)), directory, op)
+    if path.is_file() and op in directory.manifest.ops:
+        # A file alone stands for the op's entry file: what that imports of the op's other files comes along.
+        candidate = directory.place(candidate)
+    return contract, candidate
 
 
 def _answer(

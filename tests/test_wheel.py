@@ -67,7 +67,7 @@ def test_read_only_commands_work_outside_a_checkout(site, tmp_path):
 
 
 def test_propose_outside_a_checkout_says_so(site, tmp_path):
-    refused = fasttrack(site, tmp_path, "propose", "kimi_k3")
+    refused = fasttrack(site, tmp_path, "propose", "kimi_k3", "--op", "kda_decode")
     what, how = [line for line in refused.stderr.splitlines() if not line.startswith("agent ")]
     assert refused.returncode == 2 and "checkout" in what + how
     assert list(tmp_path.iterdir()) == []

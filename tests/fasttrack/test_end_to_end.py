@@ -56,7 +56,8 @@ def proposed(repository, tmp_path_factory):
     """One finished run: (outcome, home, state before, state after)."""
     home = tmp_path_factory.mktemp("home")
     before = Repository.open(repository).state()
-    done = run("propose", "kimi_k3", "--rounds", "1", "--seed", "3", "--json", cwd=repository, home=home)
+    options = ("--op", "kda_decode", "--rounds", "1", "--seed", "3", "--json")
+    done = run("propose", "kimi_k3", *options, cwd=repository, home=home)
     assert done.returncode == 0, done.stderr + done.stdout
     return json.loads(done.stdout), home, before, Repository.open(repository).state()
 
@@ -110,7 +111,8 @@ def test_a_second_run_repeats_no_compilation_and_makes_its_own_branch(proposed, 
     outcome, home, *_ = proposed
     archive = Path(outcome["directory"])
     done = run(
-        "propose", "kimi_k3", "--agent", "replay", "--transcript", str(archive / "transcript.jsonl"), "--json",
+        "propose", "kimi_k3", "--op", "kda_decode", "--agent", "replay",
+        "--transcript", str(archive / "transcript.jsonl"), "--json",
         cwd=repository, home=home,
     )  # fmt: skip
     again = json.loads(done.stdout)

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import fasttrack_models.kimi_k3 as package
 import pytest
+from fasttrack import model_dir
+from fasttrack_validation import contracts
 from fasttrack_validation.contracts.kimi_k3.architecture import Architecture
 
 KERNELS = Path(package.__file__).parent / "kernels"
@@ -14,11 +16,49 @@ SPACES = sorted(KERNELS.glob("*.space.toml"))
 
 
 def module_constants(path):
-    tree = ast.parse(path.read_text())
-    return {
-        node.targets[0].id: ast.literal_eval(node.value)
-        for node in tree.body
-        if isinstance(node, ast.Assign) and node.targets[0].id.isupper()
+    """Constants that stand as literals, bare or as tl.constexpr(literal)."""
+    found = {}
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.Assign) and node.targets[0].id.isupper():
+            value = node.value.args[0] if isinstance(node.value, ast.Call) else node.value
+            if not isinstance(value, ast.BinOp):
+                found[node.targets[0].id] = ast.literal_eval(value)
+    return found
+
+
+def test_every_op_of_the_contract_has_kernels_a_table_and_a_design_space():
+    manifest = model_dir.load("kimi_k3")
+    assert set(manifest.manifest.ops) == set(contracts.load("kimi_k3").ops)
+    manifest.check_contract(contracts.load("kimi_k3"))
+    for op in manifest.manifest.ops:
+        space, table = manifest.space(op), manifest.table(op)
+        for entry in table.entry:
+            assert space.holds(entry.config), f"{op}: {entry.config} is not in the design space"
+
+
+def test_every_kernel_file_belongs_to_an_op():
+    listed = {name for op in model_dir.load("kimi_k3").manifest.ops.values() for name in op.kernels}
+    assert listed == {f"kernels/{path.name}" for path in KERNELS.glob("*.py") if path.name != "__init__.py"}
+
+
+def test_constants_of_the_other_kernels_are_those_of_the_published_model():
+    of = Architecture.from_config()
+    mla, moe = of.mla, of.moe
+    assert module_constants(KERNELS / "attn_res_norm.py") == {"HIDDEN": of.hidden_size, "EPS": of.eps.backbone}
+    assert module_constants(KERNELS / "residual.py") == {"HIDDEN": of.hidden_size}
+    assert module_constants(KERNELS / "routing.py") == {"EXPERTS": moe.experts, "TOP": moe.top_k}
+    assert module_constants(KERNELS / "front.py") == {"EXPERTS": moe.experts, "LATENT": moe.latent_size}
+    assert module_constants(KERNELS / "latent_up.py") == {"LATENT": moe.latent_size, "EPS": of.eps.backbone}
+    assert module_constants(KERNELS / "situ.py") == {"BETA": of.situ.beta, "LINEAR_BETA": of.situ.linear_beta}
+    assert module_constants(KERNELS / "experts.py").items() >= {"LATENT": moe.latent_size, "TOP": moe.top_k}.items()
+    assert module_constants(KERNELS / "mla_value.py") == {"LATENT": mla.kv_lora_rank, "HEAD_DIM": mla.v_head_dim}
+    assert module_constants(KERNELS / "mla_query.py") == {
+        "Q_RANK": mla.q_lora_rank,
+        "LATENT": mla.kv_lora_rank,
+        "NOPE": mla.qk_nope_head_dim,
+        "ROPE": mla.qk_rope_head_dim,
+        "Q_EPS": of.eps.mla_q_a,
+        "KV_EPS": of.eps.mla_kv_a,
     }
 
 

@@ -33,6 +33,8 @@ from .verdict import KernelAudit
 RECORD_ENTRY = "fasttrack_validation.judge.recorder.job:run"
 PREPARE_ENTRY = "fasttrack_validation.judge.recorder.prepare_job:run"
 # Recording touches no tensor, but pools that need 64-bit offsets take address space.
+# A slow host repacks weights no slower than this.
+PREPARE_BYTES_PER_SECOND = 10e6
 RECORD_LIMITS = Limits(wall_seconds=60, memory_bytes=64 << 30)
 COMPILE_LIMITS = Limits(wall_seconds=180)
 # What compiling one candidate may take in all: variants of every plan, and seconds for each target.
@@ -227,6 +229,17 @@ class PrepareFailed(Exception):
     """`prepare` did not give the buffers that the plan declares."""
 
 
+def _prepare_limits(static_bytes: int, pack: KernelPack) -> Limits:
+    """What `prepare` may use: its weights, what it declared to make of them, and working copies of both."""
+    made = sum(math.prod(buffer.shape) * buffer.dtype.bytes for buffer in pack.prepared.values())
+    return RECORD_LIMITS.model_copy(
+        update={
+            "wall_seconds": RECORD_LIMITS.wall_seconds + (static_bytes + made) / PREPARE_BYTES_PER_SECOND,
+            "output_bytes": RECORD_LIMITS.output_bytes + made,
+        }
+    )
+
+
 def prepare(
     sandbox: Sandbox, candidate: Candidate, contract: OpContract, workload: Workload, hardware: Hardware,
     static: Mapping[str, torch.Tensor], pack: KernelPack,
@@ -250,7 +263,7 @@ def prepare(
             "candidate": candidate.model_dump(mode="json"), "axes": workload.axes, "hardware": _facts(hardware),
             "static": places,
         }  # fmt: skip
-        result = sandbox.run(PREPARE_ENTRY, payload, memory=(fd,), limits=RECORD_LIMITS)
+        result = sandbox.run(PREPARE_ENTRY, payload, memory=(fd,), limits=_prepare_limits(size, pack))
     finally:
         os.close(fd)
     names = result.value.get("prepared") if result.status is JobStatus.OK else None

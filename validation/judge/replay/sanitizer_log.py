@@ -66,7 +66,7 @@ def _kernel(line: str) -> str | None:
         return None
     whole = found["name"] or found["old"]
     words = re.sub(r"[(<].*", "", whole).split()  # without parameters, of either kind
-    return words[-1] if words else whole
+    return _printable(words[-1] if words else whole)
 
 
 def _printable(text: str) -> str:

@@ -5,8 +5,13 @@ import struct
 import subprocess
 import sys
 
+from fasttrack_validation.judge.pack import KernelPack, ScratchBuffer
+from fasttrack_validation.judge.stages import _prepare_limits
+from fasttrack_validation.tensors import DType
+
 PREPARE = """
 import torch
+
 
 def prepare(ctx, static, axes, config):
     return {"packed": static.w.t().contiguous(), "scale": static.w.float().sum(dim=1) * config["factor"]}
@@ -51,3 +56,14 @@ def test_a_prepare_that_returns_something_else_is_rejected_with_its_place():
     assert answer["rejected"]["reason"] == "record.prepared" and blobs == []
     answer, _, _ = job("def prepare(ctx, static, axes, config):\n    return {'w': static.missing}\n", bytes(134))
     assert "kernel.py:2" in answer["rejected"]["where"] and "missing" in answer["rejected"]["message"]
+
+
+def test_limits_leave_room_for_what_the_plan_declares():
+    """90 MB of repacked weights, more than any job may say by default, at no less than 10 MB a second."""
+    pack = KernelPack(
+        op="op", workload="w", candidate_digest="0" * 64, kernels={}, launches=(), scratch={}, toolchain={},
+        prepared={"packed": ScratchBuffer(shape=(45_000_000,), dtype=DType.BF16)},
+    )  # fmt: skip
+    limits = _prepare_limits(90_000_000, pack)
+    assert limits.output_bytes == (64 << 20) + 90_000_000
+    assert limits.wall_seconds == 60 + 18
