@@ -184,8 +184,8 @@ def _too_much_shared(packs: Mapping[str, KernelPack], audits: Audits) -> str | N
 
 def _holds_globals(audit: KernelAudit) -> str:
     return (
-        f"{audit.kernel} for {audit.target} has {audit.writable_globals} bytes of global variables, which outlive a "
-        "launch where the judge does not look: declare persistent scratch, and put tables into __constant__ memory"
+        f"{audit.kernel} for {audit.target} has {audit.writable_globals} bytes of global variables that it may write, "
+        "which outlive a launch where the judge does not look: declare persistent scratch; a table may be __constant__"
     )
 
 

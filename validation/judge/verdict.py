@@ -69,7 +69,7 @@ class KernelAudit(Frozen):
     local_loads: int = Field(default=0, description="LDL instructions: spills and arrays in local memory")
     local_stores: int = Field(default=0, description="STL instructions")
     barriers: int = Field(default=0, description="BAR instructions: waits of a whole block")
-    writable_globals: int = Field(default=0, description="bytes of __device__ variables of the module")
+    writable_globals: int = Field(default=0, description="bytes of global variables that the code may write")
     code_bytes: int
     compiler: str
 

@@ -4,6 +4,7 @@ from ..pack import Language
 from ..verdict import KernelAudit
 from . import sass
 from .cubin import writable_globals
+from .ptx_globals import only_read
 from .records import CompileProblem, DeviceCode
 
 
@@ -30,6 +31,8 @@ def audit(code: DeviceCode) -> KernelAudit | CompileProblem:
         held = writable_globals(code.cubin)
     except ValueError as error:
         return _problem(code, f"the cubin cannot be read: {error}")
+    if held and only_read(code.ptx):
+        held = 0
     counts = sass.instructions(code.sass)
     loads, stores = sass.local_accesses(counts)
     return KernelAudit(

@@ -10,7 +10,7 @@ _GLOBALS = (".nv.global", ".nv.global.init")
 
 
 def writable_globals(cubin: bytes) -> int:
-    """Bytes of global variables that kernels of the module can write. Raises ValueError for anything but a 64-bit ELF."""
+    """Bytes of global variables, in memory that kernels can write. Raises ValueError for anything but a 64-bit ELF."""
     return sum(size for name, size in _sections(cubin) if name.startswith(_GLOBALS))
 
 
