@@ -1,6 +1,10 @@
 """Does a judge that rules for hours grow? Memory and open files over many verdicts on the toy op.
 
     python benchmarks/judge_leaks.py [--verdicts 200]
+    python benchmarks/judge_leaks.py --device fake --verdicts 10000 --seconds 480
+
+With `--device fake` every verdict is a ruling on a record by a judge that holds a device: the GPU path with its worker,
+sessions and slots, on host memory. One verdict in twenty ends with a fault, after which the worker is replaced.
 
 Prints the slope per verdict of this process's resident memory, its open files and its threads, and of the same of its
 sandboxes' processes: Theil-Sen (the median of the slopes between all pairs), with a 95 % interval from the ranks of
@@ -8,16 +12,20 @@ Kendall's S. A judge without a leak has zero inside of each interval. A verdict 
 """
 
 import argparse
+import itertools
 import json
 import os
 import sys
 import tempfile
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
 SUPPORT = Path(__file__).resolve().parents[1] / "tests/support"
 Z = 1.959964  # of a 95 % interval
+MOST_POINTS = 2000
 
 
 def theil_sen(values: list[float]) -> tuple[float, float, float]:
@@ -86,12 +94,64 @@ def measure(verdicts: int, warm: int = 5) -> dict[str, list[float]]:
     return series
 
 
+def fake_verdicts() -> Iterator[None]:
+    """One ruling on a record after another, on the fake device: accepted, wrong, and now and then a fault."""
+    sys.path.insert(0, str(SUPPORT))
+    from fake_kernels import TOY
+    from judging import candidate, model_of
+    from toy_contract import KERNEL, Toy
+
+    from fasttrack_validation.judge import judge as judging
+    from fasttrack_validation.judge.replay.device import Device
+    from fasttrack_validation.judge.replay.executor import codes_for
+    from fasttrack_validation.judge.replay.fake import CODE_MARK
+
+    wrong = TOY.replace("page + values * weights", "page + 2 * values * weights")
+    fault = TOY.replace("result[:] = bf16(page)", "call.array(out + (1 << 40), 'u2', 64)")
+    with tempfile.TemporaryDirectory() as cache, judging.Judge(model_of(Toy()), cache=Path(cache), device="cpu") as one:
+        record = one.record(candidate(KERNEL, "accumulate"))
+    with Device("fake") as device, judging.Judge(model_of(Toy()), device=device) as judge:
+        for number in itertools.count():
+            text, expected = ((TOY, "accepted"), (wrong, "rejected"))[number % 2]
+            if number % 20 == 19:
+                text = fault
+
+            def codes(found, capability, text=text):
+                fake = {"cubin": CODE_MARK + text.encode()}
+                return {key: code.model_copy(update=fake) for key, code in codes_for(found, capability).items()}
+
+            judging.codes_for = codes
+            found = judge.rule(record)
+            if found.status != expected:
+                raise SystemExit(f"verdict {number}: {found.status} ({found.reason}: {found.message})")
+            yield
+
+
+def measure_fake(verdicts: int, seconds: float = float("inf"), warm: int = 40) -> dict[str, list[float]]:
+    """As `measure`, with a judge that holds a fake device; ends after so many seconds at the latest."""
+    series: dict[str, list[float]] = {}
+    deadline = time.monotonic() + seconds
+    for number, _ in enumerate(itertools.islice(fake_verdicts(), warm + verdicts)):
+        if number >= warm:
+            for name, value in sample().items():
+                series.setdefault(name, []).append(value)
+        if time.monotonic() > deadline:
+            break
+    return series
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--verdicts", type=int, default=200)
-    series = measure(parser.parse_args().verdicts)
+    parser.add_argument("--device", choices=("interpreter", "fake"), default="interpreter")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="with --device fake: stop after so many")
+    asked = parser.parse_args()
+    series = measure_fake(asked.verdicts, asked.seconds) if asked.device == "fake" else measure(asked.verdicts)
+    print(json.dumps({"device": asked.device, "verdicts": len(series["files"])}))
     for name, values in series.items():
-        slope, low, high = theil_sen(values)
+        # Every pair counts: of a long series, every so many verdicts are enough.
+        step = -(-len(values) // MOST_POINTS)
+        slope, low, high = (value / step for value in theil_sen(values[::step]))
         leak = "grows" if low > 0 else "no trend" if low <= 0 <= high else "shrinks"
         print(json.dumps({"what": name, "first": values[0], "last": values[-1], "slope": slope, "interval": [low, high],
                           "verdict": leak}))  # fmt: skip

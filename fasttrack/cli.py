@@ -177,10 +177,12 @@ def evaluate(
     pack: Annotated[Path | None, typer.Option("--pack", metavar="FILE", help="what `fasttrack record` wrote")] = None,
     config: ConfigText = None,
     device: Device = "auto",
+    fresh: Annotated[bool, typer.Option("--fresh", help="judge again, whatever verdict is kept")] = False,
     unsafe_no_sandbox: Unsafe = False,
     as_json: AsJson = False,
 ) -> None:
-    """Judge one candidate, or one that was recorded elsewhere, and say why. Writes nothing.
+    """Judge one candidate, or one that was recorded elsewhere, and say why. Keeps the verdict, and says when it answers
+    from what it kept; the lane itself never does.
 
     Example: `fasttrack evaluate kimi_k3 --op kda_decode --candidate my_kernel.py --json`
 
@@ -193,11 +195,13 @@ def evaluate(
     if pack is not None:
         if op is not None or config is not None:
             raise UserError("--op and --config do not go with --pack", "a pack says what it is a record of")
-        commands.evaluate_pack(model, pack, device=device, unsafe_no_sandbox=unsafe_no_sandbox, as_json=as_json)
+        commands.evaluate_pack(
+            model, pack, device=device, fresh=fresh, unsafe_no_sandbox=unsafe_no_sandbox, as_json=as_json
+        )
     if op is None:
         raise UserError("--op is missing", f"`fasttrack ops {model}` lists the ops")
     commands.evaluate(
-        model, op, candidate, config, device=device, unsafe_no_sandbox=unsafe_no_sandbox, as_json=as_json
+        model, op, candidate, config, device=device, fresh=fresh, unsafe_no_sandbox=unsafe_no_sandbox, as_json=as_json
     )
 
 

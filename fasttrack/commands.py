@@ -3,6 +3,7 @@
 import json
 import math
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -13,7 +14,7 @@ from fasttrack_validation.errors import UserError
 from fasttrack_validation.judge.candidate import Candidate
 from fasttrack_validation.judge.verdict import Outcome, Status, TimedCell, Verdict
 
-from . import lane, model_dir, services
+from . import lane, model_dir, services, storage, verdict_cache
 from .voice import Voice
 
 if TYPE_CHECKING:
@@ -47,24 +48,30 @@ def resume(model: str, op: str | None, run: str | None, *, as_json: bool) -> NoR
 
 
 def evaluate(
-    model: str, op: str, path: Path, config: str | None, *, device: str, unsafe_no_sandbox: bool, as_json: bool
-) -> NoReturn:
-    """Judges one candidate."""
+    model: str, op: str, path: Path, config: str | None, *, device: str, fresh: bool, unsafe_no_sandbox: bool,
+    as_json: bool,
+) -> NoReturn:  # fmt: skip
+    """Judges one candidate, or says what was said of it before."""
     parts = services.default()
     contract, candidate = _candidate(parts, model, op, path, config)
     with parts.judge(contract, unsafe_no_sandbox, device) as judge:
-        _rule(judge.screen(candidate), as_json)
+        judged = {"candidate": candidate.model_dump(mode="json"), "asked": "screen"}
+        _answer(judged, judge.identity(op), lambda: judge.screen(candidate), fresh=fresh, as_json=as_json)
 
 
-def evaluate_pack(model: str, path: Path, *, device: str, unsafe_no_sandbox: bool, as_json: bool) -> NoReturn:
-    """Judges a candidate that was recorded before, here or elsewhere."""
+def evaluate_pack(
+    model: str, path: Path, *, device: str, fresh: bool, unsafe_no_sandbox: bool, as_json: bool
+) -> NoReturn:
+    """Judges a candidate that was recorded before, here or elsewhere, or says what was said of the record before."""
     from fasttrack_validation.judge import pack_file
 
     contract = services.contract(model_dir.load(model).manifest.model.contract)
     recorded = pack_file.read(path)
     contract.op(recorded.candidate.op)
     with services.judge(contract, unsafe_no_sandbox, device) as judge:
-        _rule(judge.rule(recorded), as_json)
+        judged = {"record": recorded.digest(), "asked": "rule"}
+        identity = judge.identity(recorded.candidate.op)
+        _answer(judged, identity, lambda: judge.rule(recorded), fresh=fresh, as_json=as_json)
 
 
 def record(
@@ -106,8 +113,28 @@ def _candidate(
     return contract, candidate
 
 
-def _rule(verdict: Verdict, as_json: bool) -> NoReturn:
-    print(verdict.model_dump_json(indent=2) if as_json else "\n".join(verdict_lines(verdict)))
+def _answer(
+    judged: dict[str, object], identity: dict[str, object], rule: Callable[[], Verdict], *, fresh: bool, as_json: bool
+) -> NoReturn:
+    """The verdict that is kept, or that of `rule`, which is kept the moment it is known."""
+    folder, name = storage.verdict_cache(), verdict_cache.key(judged, identity)
+    if not fresh and (kept := verdict_cache.read(folder, name)) is not None:
+        _rule(kept, as_json, cached=True)
+    verdict = rule()
+    if verdict_cache.keeps(verdict, identity["timed_on"]):
+        try:
+            verdict_cache.write(folder, name, verdict)
+        except UserError as error:  # the verdict stands without it
+            print(f"the verdict is not kept: {error.what}", file=sys.stderr)
+    _rule(verdict, as_json)
+
+
+def _rule(verdict: Verdict, as_json: bool, *, cached: bool = False) -> NoReturn:
+    if as_json:
+        print(json.dumps({"cached": cached, **verdict.model_dump(mode="json")}, indent=2))
+    else:
+        again = ["  from the cache of verdicts; `--fresh` judges again"] if cached else []
+        print("\n".join([*verdict_lines(verdict), *again]))
     raise typer.Exit(STATUS_CODE[verdict.status])
 
 
@@ -241,6 +268,9 @@ def verdict_lines(verdict: Verdict) -> list[str]:
     ran = sorted({result.axes["rows"] for result in verdict.workloads if "rows" in result.axes})
     if verdict.status is Status.ACCEPTED:
         lines.append(f"  screened with {', '.join(map(str, ran))} rows; `submit` confirms every batch bucket and runs the gate")
+    if verdict.notes:
+        lines.append("  notes for a reader of the files; they decide nothing:")
+        lines += [f"    {note.file}:{note.line} {note.what}: {note.text!r}" for note in verdict.notes]
     for reason, cells in _by_reason(verdict).items():
         lines.append(f"  {len(cells)} cells {reason}")
         lines += [f"    {name}: {time}" for name, time in cells if time]

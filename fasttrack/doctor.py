@@ -1,6 +1,5 @@
 """`fasttrack doctor`: whether this machine and this checkout are in order, and what to do where they are not."""
 
-import importlib.util
 import re
 import shutil
 import sys
@@ -36,7 +35,7 @@ def examine(directory: Path | None = None) -> list[Line]:
     checks: tuple[Callable[[], Line], ...] = (
         python, lambda: package("triton"), lambda: package("torch"), git, lambda: checkout(start),
         lambda: identity(start), lambda: space("temporary directory", Path(tempfile.gettempdir())), state_directory,
-        sandbox, gpu,
+        sandbox, gpu, bindings, nvrtc, sanitizer,
     )  # fmt: skip
     return [check() for check in checks]
 
@@ -155,10 +154,43 @@ def gpu() -> Line:
         return Line("gpu", "warn", f"cannot be asked for: {error}", "times are modelled and cells say not measured")
     if not names:
         return Line("gpu", "ok", "none: correctness is judged by the interpreter, times are not measured")
-    if not (importlib.util.find_spec("cuda") and importlib.util.find_spec("cuda.bindings")):
-        how = "pip install 'fasttrack[gpu]': plans are launched through cuda-bindings"
-        return Line("gpu", "warn", f"{', '.join(names)}, but cuda-bindings is not installed", how)
     return Line("gpu", "ok", ", ".join(names))
+
+
+def bindings() -> Line:
+    """cuda-bindings: what launches plans, and finds NVRTC."""
+    try:
+        return Line("cuda-bindings", "ok", metadata.version("cuda-bindings"))
+    except metadata.PackageNotFoundError:
+        how = "pip install 'fasttrack[gpu]' to launch plans, or 'fasttrack[cuda]' to compile CUDA C++"
+        return Line("cuda-bindings", _unless_gpu(), "not installed: plans are interpreted and never launched", how)
+
+
+def nvrtc() -> Line:
+    """NVRTC and its headers: what compiles CUDA C++ kernels."""
+    how = "pip install 'fasttrack[cuda]'; Triton kernels do not need it"
+    from fasttrack_validation.judge.device_code import cuda_compiler
+
+    try:
+        return Line("NVRTC", "ok", f"{cuda_compiler.available()}: CUDA C++ kernels can be compiled")
+    except cuda_compiler.NoCudaCompiler as error:
+        return Line("NVRTC", "ok", f"none: verdicts on CUDA C++ kernels are not run ({error})", how)
+
+
+def sanitizer() -> Line:
+    """compute-sanitizer: what looks for races and bad accesses on a GPU."""
+    from fasttrack_validation.judge.replay import sanitizer as tool
+
+    if found := tool.find():
+        return Line(tool.PROGRAM, "ok", f"{found}: on a GPU accepted plans run under {', '.join(tool.TOOLS)}")
+    what = "none: verdicts say of memcheck, racecheck, initcheck and synccheck (C15) that they were not run"
+    how = "install the CUDA toolkit, or its compute-sanitizer package; races between threads of a block show only there"
+    return Line(tool.PROGRAM, _unless_gpu(), what, how)
+
+
+def _unless_gpu() -> str:
+    """What the absence of a tool amounts to that only a GPU machine needs."""
+    return "warn" if shutil.which("nvidia-smi") else "ok"
 
 
 def _in_range(found: str, have: tuple[int, ...], bounds) -> tuple[str, str]:

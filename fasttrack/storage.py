@@ -36,6 +36,11 @@ def kernel_cache(environment: Mapping[str, str] = os.environ) -> Path:
     return home(environment) / "kernels"
 
 
+def verdict_cache(environment: Mapping[str, str] = os.environ) -> Path:
+    """Where `fasttrack evaluate` keeps verdicts."""
+    return home(environment) / "verdicts"
+
+
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
     """Turns a failure to write `path` (no space, no permission, a broken disk) into a UserError."""

@@ -34,6 +34,11 @@ def package_files() -> dict[str, bytes]:
     }
 
 
+def package_digest() -> str:
+    """Digest of the installed package as it is on disk now: judge, contracts, thresholds, stock path, exams."""
+    return digest_files(package_files())
+
+
 @cache
 def installed_judge_digest() -> str:
     """Digest of the judge that is running."""

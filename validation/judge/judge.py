@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 
@@ -22,7 +23,7 @@ import torch
 
 from ..contracts import ModelContract
 from ..contracts.base import OpContract, TensorRole, Workload
-from ..digests import installed_judge_digest
+from ..digests import installed_judge_digest, package_digest
 from ..errors import UserError
 from ..performance.hardware import profile, profile_of
 from ..sandbox import Limits, Profile, Sandbox
@@ -40,7 +41,9 @@ from .replay.choose import choose
 from .replay.device import Device
 from .replay.executor import Gpu, codes_for
 from .ruling import NO_GPU, Ruling
+from .sanitizer_stage import sanitize
 from .sanity import check_task
+from .static_scan import notes
 from .stopwatch import Stopwatch
 from .timing_stage import time_plans
 from .trials import Executor, Trial, TrialSpec, run_trial
@@ -84,6 +87,8 @@ class Judge:
         self._sane: dict[str, CheckResult] = {}
         self._sandboxes: dict[str, Sandbox] = {}
         self._opening = threading.Lock()
+        # A judge lives as long as a run: what was loaded at its start rules to its end, or nothing does.
+        self._seal = package_digest()
 
     def __enter__(self) -> "Judge":
         torch.set_num_threads(1)
@@ -112,6 +117,17 @@ class Judge:
     def sandbox(self) -> str:
         """What confines candidate code, for evidence."""
         return self._preparer().description
+
+    def identity(self, op: str) -> dict[str, object]:
+        """What a verdict on a candidate for `op` depends on beside the candidate: contract, judge, machine, tools."""
+        facts = self._device.facts if self._device is not None else None
+        card = profile_of(facts.name) if facts else None
+        return {
+            "model": self.model.model, "contract": self.model.digest(op), "judge": installed_judge_digest(),
+            "device": asdict(facts) if facts else "interpreter", "hardware": self._hardware.name,
+            "timed_on": card.name if card and self._timed else None, "toolchain": stages.toolchain(),
+            "sandbox": self.sandbox, "unsafe": self._unsafe,
+        }  # fmt: skip
 
     def screen(self, candidate: Candidate) -> Verdict:
         """Every check at small true-shape workloads of each TP, and a modelled time for every declared workload."""
@@ -193,6 +209,11 @@ class Judge:
 
         Raises RecordedError for a record that this judge cannot rule on.
         """
+        ruling = self._rule(recorded)
+        ruling.seal(self._seal, package_digest())
+        return ruling.verdict()
+
+    def _rule(self, recorded: Recorded) -> Ruling:
         contract = self.model.op(recorded.candidate.op)
         digest, judge = self.model.digest(recorded.candidate.op), installed_judge_digest()
         workloads = verify(recorded, self.model.model, contract, digest, judge)
@@ -202,21 +223,22 @@ class Judge:
         ruling = self._ruling(recorded.candidate, recorded.unsafe or self._unsafe, self._confined(recorded))
         ruling.seconds.update(recorded.seconds)
         ruling.toolchain = recorded.toolchain
+        ruling.notes = notes(recorded.candidate.files)
         with _timed(ruling, "sanity"):
             ruling.add(self._check_sanity(contract))
         for check in recorded.stopped:
             ruling.add(check)
         if recorded.stopped:
-            return ruling.verdict()
+            return ruling
         with _timed(ruling, "reading"):
             source = stages.extract_source(recorded.candidate, ruling)
             if source is None:
-                return ruling.verdict()
+                return ruling
             ruling.pass_stage("record", figures={"workloads": len(recorded.packs)})
             if not stages.validate_plans(
                 recorded.packs, recorded.candidate, contract, workloads.planned, source, ruling
             ):
-                return ruling.verdict()
+                return ruling
             audits = stages.settle_audits(records.audits(recorded.codes), recorded.codes, recorded.packs, ruling)
         executor = self._executor(recorded, source)
         ruling.executor = executor.description
@@ -224,11 +246,14 @@ class Judge:
             with _timed(ruling, "trials"):
                 trials = self._trials(recorded, contract, workloads, executor, ruling)
             ruling.why_not_timed = self._why_not_timed()
+            if self._device is not None and not ruling.stopped:
+                with _timed(ruling, "sanitizers"):
+                    self._sanitize(recorded, contract, workloads.checked, ruling)
             if self._device is not None and self._timed and not ruling.stopped:
                 with _timed(ruling, "timing"):
                     self._time(recorded, contract, workloads.declared, ruling)
             ruling.model_times(recorded.packs, trials, workloads.declared, audits)
-        return ruling.verdict()
+        return ruling
 
     def _ruling(self, candidate: Candidate, unsafe: bool, sandbox: str = "") -> Ruling:
         return Ruling(
@@ -300,7 +325,21 @@ class Judge:
                 if ruling.stopped:
                     break
         ruling.settle_trials(contract, done, complete=not ruling.stopped)
+        if on_device and not ruling.stopped:
+            # Each trial captured graphs, whose kernels the device's handle counted (replay/device.py).
+            ruling.pass_stage("C8", figures={"trials": len(done)})
         return done
+
+    def _sanitize(
+        self, recorded: Recorded, contract: OpContract, workloads: Sequence[Workload], ruling: Ruling
+    ) -> None:
+        """Runs plans of small workloads under compute-sanitizer's tools."""
+
+        def prepare(pack: KernelPack, spec: TrialSpec) -> dict[str, bytes]:
+            return self._prepare(recorded.candidate, contract, pack, spec)
+
+        codes = codes_for(recorded.codes, self._device.facts.capability)
+        sanitize(self._device, contract, recorded.packs, codes, workloads, prepare, ruling)
 
     def _time(self, recorded: Recorded, contract: OpContract, workloads: Sequence[Workload], ruling: Ruling) -> None:
         """Times the plans of declared workloads on this card, against the stock path."""

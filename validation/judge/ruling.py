@@ -12,7 +12,7 @@ from .candidate import Candidate
 from .inspect_trial import Finding
 from .pack import KernelPack, variant_key
 from .trials import PLAUSIBLE, Trial
-from .verdict import CheckResult, KernelAudit, Outcome, TensorError, TimedCell, Verdict, WorkloadResult, rule
+from .verdict import CheckResult, KernelAudit, Note, Outcome, TensorError, TimedCell, Verdict, WorkloadResult, rule
 
 TITLES = {
     "record": "The launch plan was recorded, for declared and unseen workloads",
@@ -27,16 +27,21 @@ TITLES = {
     "C5": "Inputs and weights unchanged",
     "C6": "Device events and the host's clock agree on every timed replay",
     "C7": "No time below the physical floor",
+    "C8": "The driver counts and names the kernels of the plan in every captured graph, and nothing else",
     "C9": "Outputs complete and finite where the oracle is",
     "C11": "Several value distributions",
     "C12": "Task sanity",
     "C13": "Unseen shapes, strides and layouts",
     "C14": "Bit-equal at other addresses and program orders; rows independent of their neighbours",
+    "C15": "compute-sanitizer's memcheck, racecheck, initcheck and synccheck find nothing",
+    "C17": "Judge, contracts, thresholds and stock path are the same files after the ruling as before",
 }
 TRIAL_CHECKS = ("execution", "C2", "C4", "C5", "C9", "C14", "numerics", "C11", "C13")
-REQUIRED = ("C12", "C1", "record", "plan", "compile", *TRIAL_CHECKS)
+REQUIRED = ("C12", "C1", "record", "plan", "compile", *TRIAL_CHECKS, "C17")
 # Where plans are timed; a verdict without a GPU does not list them.
 TIMED = {"C3": "timing.wrong_result", "C6": "timing.clocks_disagree", "C7": "timing.impossible"}
+# Where plans are launched; a verdict without a GPU does not list them.
+ON_A_GPU = ("C8", "C15")
 NO_GPU = "the judge ran without a GPU: kernels were interpreted, not timed"
 
 
@@ -56,6 +61,7 @@ class Ruling:
         self.seconds: dict[str, float] = {}
         self.toolchain: dict[str, str] = {}
         self.audits: tuple[KernelAudit, ...] = ()
+        self.notes: tuple[Note, ...] = ()
         self._checks: dict[str, CheckResult] = {}
         self._workloads: dict[str, Workload] = {}
         self._launches: dict[str, int] = {}
@@ -160,7 +166,12 @@ class Ruling:
     def timed(self, hardware: str, workload: str, timing: Timing) -> None:
         """Takes a finished timing session in. A fault of the stock path's is the judge's own, not the candidate's."""
         blamed = [fault for fault in timing.faults if not fault.message.startswith("stock: ")]
+        if timing.disturbed:
+            # What the clocks say then says nothing of the candidate; what its calls computed still does.
+            blamed = [fault for fault in blamed if fault.reason == TIMED["C3"]]
         for check, reason in TIMED.items():
+            if timing.disturbed and check != "C3":
+                continue
             found = [fault for fault in blamed if fault.reason == reason]
             if found:
                 message = f"{found[0].message} [workload {workload}]"
@@ -168,7 +179,9 @@ class Ruling:
             else:
                 self.add(_result(check, Outcome.PASS))
         own = [fault for fault in timing.faults if fault not in blamed]
-        if own:
+        if timing.disturbed:
+            self.untimed(hardware, workload, timing.disturbed)
+        elif own:
             self.untimed(hardware, workload, own[0].message)
         elif not blamed:
             self._timings[hardware, workload] = timing
@@ -176,6 +189,14 @@ class Ruling:
     def untimed(self, hardware: str, workload: str, why: str) -> None:
         """Says why a workload has no time on a card that was there."""
         self._untimed[hardware, workload] = why
+
+    def seal(self, before: str, after: str) -> None:
+        """Holds the digest of everything that rules, taken again at the end, against the one from the beginning."""
+        if before == after:
+            self.add(_result("C17", Outcome.PASS))
+        else:
+            message = "files of the judge, a contract or the stock path changed while the candidate was ruled on"
+            self.add(_result("C17", Outcome.INVALID, "judge.changed", message))
 
     def model_times(
         self, packs: Mapping[str, KernelPack], trials: list[Trial], modelled: Iterable[Workload],
@@ -208,12 +229,13 @@ class Ruling:
 
     def verdict(self) -> Verdict:
         """The ruling. Checks are listed in the order in which they are required."""
-        checks = tuple(self._checks[name] for name in (*REQUIRED, *TIMED) if name in self._checks)
+        checks = tuple(self._checks[name] for name in (*REQUIRED, *ON_A_GPU, *TIMED) if name in self._checks)
         status, reason, message = rule(checks, REQUIRED)
         return Verdict(
             **self._facts, status=status, reason=reason, message=message, checks=checks, audits=self.audits,
             workloads=tuple(self._result(name) for name in self._trials), executor=self.executor,
             toolchain=self.toolchain, seconds=self.seconds, plan=self._plan, cells=tuple(self._cells),
+            notes=self.notes,
         )  # fmt: skip
 
     def _result(self, name: str) -> WorkloadResult:

@@ -159,6 +159,9 @@ def settle_audits(
     if problem := _too_much_shared(packs, found):
         ruling.fail(Finding(check="compile", reason="compile.out_of_resources", message=_text(problem)))
         return None
+    if problem := next((_holds_globals(audit) for audit in audits if audit.writable_globals), None):
+        ruling.fail(Finding(check="compile", reason="compile.writable_global", message=_text(problem)))
+        return None
     if problem := _never_waits(packs, codes):
         ruling.fail(Finding(check="compile", reason="compile.never_waits", message=_text(problem)))
         return None
@@ -177,6 +180,13 @@ def _too_much_shared(packs: Mapping[str, KernelPack], audits: Audits) -> str | N
                     what = f"{need} bytes of shared memory, a block has {MAX_SHARED_BYTES}"
                     return f"{launch.kernel} for {target} needs {what}"
     return None
+
+
+def _holds_globals(audit: KernelAudit) -> str:
+    return (
+        f"{audit.kernel} for {audit.target} has {audit.writable_globals} bytes of global variables that it may write, "
+        "which outlive a launch where the judge does not look: declare persistent scratch; a table may be __constant__"
+    )
 
 
 def _never_waits(packs: Mapping[str, KernelPack], codes: Iterable[DeviceCode]) -> str | None:

@@ -9,7 +9,7 @@ from ..claims.cells import Measured
 from ..contracts import ModelContract
 from ..contracts.base import TensorRole, Workload
 from ..performance.hardware import Hardware
-from ..timing.clocks import Card
+from ..timing.clocks import Card, conditions, disturbance
 from ..timing.plausibility import cold_share, physical_floor_us
 from ..timing.result import Timing
 from ..timing.session import QUADS, Method, Times, run_session
@@ -25,8 +25,15 @@ DISTRIBUTION_SETS = 4
 # The card's memory is shared by the timed slots, the verifying ones, and the stock path with its repacked weights.
 MEMORY_SHARE = 0.2
 
+# Compute processes of the judge's on the card: the timed worker, the verifying one, the stock path's.
+OWN_PROCESSES = 3
+
 Prepare = Callable[[str, int], Mapping[str, bytes]]
 """(distribution, seed) of an input set -> what the candidate's `prepare` makes of its static tensors."""
+
+
+class Disturbed(Exception):
+    """The card is not ours alone, or slows itself: nothing was timed."""
 
 
 class Stopwatch:
@@ -38,12 +45,13 @@ class Stopwatch:
     def __init__(
         self, model: ModelContract, device: Device, hardware: Hardware, *, apart: Device | None = None,
         stock: StockProcess | None = None, source: random.Random | None = None, quads: int = QUADS,
+        card: Card | None = None,
     ) -> None:  # fmt: skip
         self._model, self._device, self._hardware, self._quads = model, device, hardware, quads
         self._apart = apart or Device()
         self._stock = stock or StockProcess(model.model)
         self._source = source or random.SystemRandom()
-        self._card = Card()
+        self._card = card or Card()
         self._stack = ExitStack()
 
     def __enter__(self) -> "Stopwatch":
@@ -70,9 +78,12 @@ class Stopwatch:
     ) -> tuple[Timing, list[Trial]]:  # fmt: skip
         """Times `pack` at `workload`; the trials are audited calls, for the judge to inspect like any other.
 
-        `codes` maps the keys of pack.kernels to code for this card. Raises StockFailed, DeviceFault, DeviceLost, and
-        ValueError when the card's memory cannot hold enough copies.
+        `codes` maps the keys of pack.kernels to code for this card. Raises Disturbed, StockFailed, DeviceFault, DeviceLost,
+        and ValueError when the card's memory cannot hold enough copies.
         """
+        look = self._card.look()
+        if why := look and disturbance(conditions([look]), OWN_PROCESSES):
+            raise Disturbed(why)
         contract = self._model.op(op)
         specs = contract.tensors(workload)
         distribution = next(iter(contract.distributions))
@@ -100,7 +111,7 @@ class Stopwatch:
             comparison=session.comparison, launches=len(pack.launches), stock_launches=self._stock.launches,
             physical_floor_us=physical_floor_us(cost.bytes, cost.flops, self._hardware),
             target_floor_us=cost.bytes / self.ceiling * 1e6, ceiling_bytes_per_second=self.ceiling,
-            conditions=session.conditions, stock_flags=dict(self._stock.flags()),
+            conditions=session.conditions, disturbed=disturbance(session.conditions, OWN_PROCESSES), stock_flags=dict(self._stock.flags()),
             samples={session.a.name: session.a.samples, session.b.name: session.b.samples}, faults=session.faults,
         ), audits  # fmt: skip
 

@@ -10,7 +10,7 @@ from .pack import KernelPack, variant_key
 from .replay.faults import DeviceFault, DeviceLost
 from .ruling import Ruling
 from .stages import PrepareFailed
-from .stopwatch import Stopwatch
+from .stopwatch import Disturbed, Stopwatch
 from .trials import Trial, TrialSpec
 
 Prepare = Callable[[KernelPack, TrialSpec], Mapping[str, bytes]]
@@ -39,7 +39,7 @@ def time_plans(
             ended = Trial(TrialSpec(workload, "while timed", 0, 0), status, str(fault), {})
             settle(examine(contract, [ended]), contract, ruling)
             return
-        except (StockFailed, DeviceLost, ValueError) as error:
+        except (Disturbed, StockFailed, DeviceLost, ValueError) as error:
             ruling.untimed(stopwatch.hardware, workload.name, str(error).splitlines()[0])
             continue
         for trial in audits:  # first: wrong numbers say more than a clock that wonders about them

@@ -69,6 +69,7 @@ class KernelAudit(Frozen):
     local_loads: int = Field(default=0, description="LDL instructions: spills and arrays in local memory")
     local_stores: int = Field(default=0, description="STL instructions")
     barriers: int = Field(default=0, description="BAR instructions: waits of a whole block")
+    writable_globals: int = Field(default=0, description="bytes of global variables that the code may write")
     code_bytes: int
     compiler: str
 
@@ -94,6 +95,15 @@ class TimedCell(Frozen):
     timing: Timing | None = Field(default=None, description="where the cell is measured: stock path, floors, samples")
 
 
+class Note(Frozen):
+    """Something in a candidate's text that a reader may want to look at; advice that decides nothing."""
+
+    file: str
+    line: int
+    what: str
+    text: str = Field(description="the line, quoted: printable, and bounded")
+
+
 class Verdict(Frozen):
     """The judge's ruling on one candidate."""
 
@@ -112,6 +122,7 @@ class Verdict(Frozen):
     audits: tuple[KernelAudit, ...] = ()
     cells: tuple[TimedCell, ...] = Field(default=(), description="one for each card and declared workload")
     plan: KernelPack | None = Field(default=None, description="launch plan at the first workload, for the report")
+    notes: tuple[Note, ...] = Field(default=(), description="the static scan's (C18); never decisive")
     executor: str = Field(description="interpreter or gpu, with the device")
     sandbox: str = Field(description="what confined the candidate's code")
     toolchain: dict[str, str] = Field(default_factory=dict)

@@ -13,6 +13,10 @@ THROTTLES = {
     0x40: "hardware thermal slowdown", 0x80: "hardware power brake",
 }  # fmt: skip
 
+# Of these, what the card decides on for itself and a figure cannot stand beside. A power budget that software sets is how
+# a card is run: it is recorded.
+SPOILING = frozenset(THROTTLES.values()) - {"software power cap"}
+
 
 class CardState(Frozen):
     """One look at the card."""
@@ -91,3 +95,15 @@ def conditions(states: Sequence[CardState], unavailable: str | None = None) -> C
         throttles=tuple(sorted({name for s in states for name in s.throttles})),
         processes_most=max(s.processes for s in states),
     )
+
+
+def disturbance(seen: Conditions, own: int) -> str | None:
+    """Why times taken under these conditions are no measurement, or None: the card slowed itself, or served others.
+
+    `own` is how many compute processes are the judge's. A machine that lists none cannot say (containers, no NVML).
+    """
+    if seen.processes_most is not None and seen.processes_most > own:
+        return f"device is shared: {seen.processes_most} compute processes, {own} of them the judge's"
+    if spoiled := sorted(SPOILING.intersection(seen.throttles)):
+        return f"the card slowed itself while it was timed: {', '.join(spoiled)}"
+    return None

@@ -21,6 +21,7 @@ class Timing(Frozen):
     target_floor_us: float = Field(description="the contract's bytes at the read ceiling of this card in this run")
     ceiling_bytes_per_second: float
     conditions: Conditions
+    disturbed: str | None = Field(default=None, description="why the times are no measurement (clocks.disturbance)")
     stock_flags: dict[str, str]
     samples: dict[str, tuple[float, ...]] = Field(description="contestant -> microseconds per call, in order")
     faults: tuple[Fault, ...]

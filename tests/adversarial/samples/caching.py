@@ -1,5 +1,8 @@
 """C. Caching and replay."""
 
+from judging import replaced
+
+from . import cuda
 from .sample import LAUNCH, NEW, OUT, PAGE, Sample, at_import, edit, in_launch
 
 _MEMORY = 'def scratch(axes, config):\n    return {"memory": ((axes["rows"], 64), torch.float32)}\n\n\n'
@@ -76,5 +79,10 @@ for note in notes:
         edit(*_WITH_MEMORY, (NEW, NEW + "\n        mark = tl.sum(new)\n        if tl.load(memory) == mark:\n"
                              "            new *= 0.0\n        tl.store(memory, mark, mask=row == 0)")),
         "C4", "scratch.uninitialised_read", twin="scratch written before read",
+    ),
+    Sample(
+        "global variable", ("X-35", "X-42"), "remembers in a variable of its module that it has been launched before",
+        cuda.LAUNCH, "compile", "compile.writable_global", runs="compiler", words="declare persistent scratch",
+        files={"accumulate.cu": replaced(cuda.KERNEL, *cuda.REMEMBERS)},
     ),
 )  # fmt: skip

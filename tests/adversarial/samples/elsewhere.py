@@ -14,6 +14,8 @@ class Elsewhere:
 
 
 ELSEWHERE = (
+    Elsewhere("X-07", "lanes of one program race through global memory",
+              "not shown: racecheck watches shared memory; only a race that is ever lost shows (C14)"),
     Elsewhere("X-71", "weights of zeros or ones make layers vanish", "the exam is held to account before any candidate",
               "tests/adversarial/test_guards.py::test_a_contract_that_a_trivial_answer_passes_rules_invalid"),
     Elsewhere("X-72", "the reference contains work that cancels", "an input that moves no result is a fault of the task",

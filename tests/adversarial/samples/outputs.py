@@ -1,5 +1,8 @@
 """A. Stale, stolen or aliased outputs."""
 
+from judging import replaced
+
+from . import cuda
 from .sample import DOUBLED, LAUNCH, NEW, OUT, PAGE, Sample, at_import, edit, in_launch
 
 SAMPLES = (
@@ -50,16 +53,9 @@ buffers.out.copy_(buffers.x)
         "C4", "scratch.uninitialised_read", twin="scratch written before read", guard="uninitialised reads",
     ),
     Sample(
-        "missing barrier", ("X-07",), "lanes of one program hand values over through memory without a barrier",
-        edit(
-            (LAUNCH, 'def scratch(axes, config):\n    return {"mail": ((axes["rows"], 64), torch.float32)}\n\n\n' + LAUNCH),
-            ("acc, out, x_stride", "acc, out, mail, x_stride"), ("buffers.out,\n", "buffers.out, buffers.mail,\n"),
-            (NEW, NEW + "\n        tl.store(mail + row * WIDTH + columns, new)\n"
-             "        new = tl.load(mail + row * WIDTH + (WIDTH - 1 - columns))\n"
-             "        tl.store(mail + row * WIDTH + columns, new)\n"
-             "        new = tl.load(mail + row * WIDTH + (WIDTH - 1 - columns))"),
-        ),
-        "C15", "sanitizer.racecheck", runs="gpu", twin="scratch written before read",
+        "missing barrier", ("X-07",), "threads of a block hand values over through shared memory without a barrier",
+        cuda.LAUNCH, "C15", "sanitizer.racecheck", runs="gpu",
+        files={"accumulate.cu": replaced(cuda.KERNEL, cuda.BARRIER, "")},
     ),
     Sample(
         "stack frames", ("X-09",), "walks its callers' frames and all modules for an oracle or expected values",

@@ -9,8 +9,8 @@ from toy_norm import KERNEL as NORM_KERNEL
 KERNELS = {"accumulate": KERNEL, "normalise": NORM_KERNEL}
 """The honest kernel of each toy op: what every sample is an edit of."""
 
-# Where a sample is ruled on: reading its sources; recording; validating the plan; interpreting; the ruling itself.
-PLACES = ("source", "recorder", "plan", "interpreter", "judge", "gpu")
+# Where a sample is ruled on: reading its sources; recording; validating the plan; its machine code; interpreting; the ruling itself.
+PLACES = ("source", "recorder", "plan", "compiler", "interpreter", "judge", "gpu")
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,11 @@ import sys
 import lane_fakes as fakes
 import pytest
 
-from fasttrack import cli, services
-from fasttrack_validation.judge.verdict import Status
+from fasttrack import cli, services, verdict_cache
+from fasttrack_validation.judge.candidate import Candidate
+from fasttrack_validation.judge.verdict import CheckResult, Outcome, Status
+
+KEPT_CONFIG = {"BLOCK": 32, "num_warps": 4, "flip": False}
 
 
 @pytest.fixture
@@ -113,6 +116,70 @@ def test_evaluate(toy, capsys, checkout, status, code):
     assert ("h200/tp8-r1: modelled, not measured: 120.00 us" in out) == (status is None)
     assert cli.run([*command, "--json", "--config", '{"BLOCK": 16, "num_warps": 1, "flip": false}']) == code
     assert json.loads(capsys.readouterr().out)["config"]["BLOCK"] == 16
+
+
+def test_a_verdict_is_kept_and_said_to_be(toy, capsys, checkout):
+    kernel = str(checkout / "models/toy/kernels/copy.py")
+    command = ["evaluate", "toy", "--op", "copy", "--candidate", kernel]
+
+    def asked(*more):
+        """(exit code, whether it came from the cache, what was judged so far)"""
+        code = cli.run([*command, "--json", *more])
+        answer = json.loads(capsys.readouterr().out)
+        assert answer["status"] == "accepted"
+        return code, answer["cached"], len(toy.calls)
+
+    assert asked() == (0, False, 1)
+    assert asked() == (0, True, 1)
+    assert asked("--fresh") == (0, False, 2)
+    assert cli.run(command) == 0 and "from the cache of verdicts; `--fresh`" in capsys.readouterr().out
+    assert asked("--config", '{"BLOCK": 64, "num_warps": 1, "flip": false}') == (0, False, 3)
+    toy.device = {"name": "NVIDIA H200", "driver": 13000}
+    assert asked() == (0, False, 4)
+    toy.device = {"name": "NVIDIA H200", "driver": 13010}
+    assert asked() == (0, False, 5)
+    assert asked() == (0, True, 5)
+
+
+def test_a_damaged_entry_is_judged_again(toy, capsys, checkout, tmp_path):
+    command = ["evaluate", "toy", "--op", "copy", "--candidate", str(checkout / "models/toy/kernels/copy.py")]
+    assert cli.run(command) == 0
+    (entry,) = (tmp_path / "state/verdicts").iterdir()
+    good = entry.read_bytes()
+    for damaged in (good[:100], b"", good.replace(b"accepted", b"rejected"), b"[]", b"{}", b"\xff"):
+        assert damaged != good
+        entry.write_bytes(damaged)
+        before = len(toy.calls)
+        assert cli.run(command) == 0 and len(toy.calls) == before + 1
+        assert json.loads(entry.read_bytes()) == json.loads(good)
+    other = entry.with_name("0" * 64 + ".json")
+    other.write_bytes(good)
+    assert verdict_cache.read(other.parent, "0" * 64) is None  # an entry under another's name
+    assert verdict_cache.read(entry.parent, entry.stem).status is Status.ACCEPTED
+
+
+@pytest.mark.parametrize("status", [Status.NOT_RUN, Status.INVALID, Status.INCONCLUSIVE])
+def test_what_may_be_otherwise_tomorrow_is_not_kept(toy, checkout, status):
+    toy.status = lambda candidate: status
+    command = ["evaluate", "toy", "--op", "copy", "--candidate", str(checkout / "models/toy/kernels/copy.py")]
+    assert [cli.run(command), cli.run(command), len(toy.calls)] == [3, 3, 2]
+
+
+def test_an_accepted_verdict_with_a_gap_is_not_kept():
+    candidate = Candidate(op="copy", entry="k.py", files={"k.py": ""}, config=KEPT_CONFIG)
+    verdict = fakes.Judge().screen(candidate)
+    assert verdict_cache.keeps(verdict) and verdict_cache.keeps(verdict, "gb300")
+    assert not verdict_cache.keeps(verdict, "h200")  # it was to be timed there, and was not
+    gap = CheckResult(check="C15", title="tools", outcome=Outcome.NOT_RUN, reason="sanitizer.not_run")
+    assert not verdict_cache.keeps(verdict.model_copy(update={"checks": (*verdict.checks, gap)}))
+
+
+def test_the_lane_judges_afresh(toy, checkout, capsys):
+    kernel = str(checkout / "models/toy/kernels/copy.py")
+    assert cli.run(["evaluate", "toy", "--op", "copy", "--candidate", kernel]) == 0
+    before = len(toy.calls)
+    cli.run(["submit", "toy", "--op", "copy", "--candidate", kernel, "--branch", "mine"])
+    assert "screen" in {stage for stage, *_ in toy.calls[before:]}
 
 
 def test_a_file_alone_is_judged_with_the_other_files_of_its_op(toy, checkout, tmp_path):

@@ -109,6 +109,43 @@ def test_a_sandbox_that_does_not_hold_fails_with_what_is_missing(monkeypatch):
     assert doctor.sandbox().what == "namespaces: all of it"
 
 
+@pytest.mark.parametrize(("gpu_tools", "state"), [(True, "warn"), (False, "ok")])
+def test_what_only_a_gpu_machine_needs(monkeypatch, tmp_path, gpu_tools, state):
+    from fasttrack_validation.judge.device_code import cuda_compiler
+    from fasttrack_validation.judge.replay import sanitizer
+
+    def missing(*_):
+        raise metadata.PackageNotFoundError
+
+    def none():
+        raise cuda_compiler.NoCudaCompiler("cuda-bindings is not installed")
+
+    if gpu_tools:
+        (tmp_path / "nvidia-smi").write_text("#!/bin/sh\n")
+        (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(metadata, "version", missing)
+    monkeypatch.setattr(cuda_compiler, "available", none)
+    monkeypatch.setattr(sanitizer, "find", lambda: None)
+    bindings, nvrtc, tool = doctor.bindings(), doctor.nvrtc(), doctor.sanitizer()
+    assert [bindings.state, nvrtc.state, tool.state] == [state, "ok", state]
+    assert "never launched" in bindings.what and "not run" in nvrtc.what and "C15" in tool.what
+    assert all(line.how for line in (bindings, nvrtc, tool))
+
+
+def test_what_is_there_is_named(monkeypatch):
+    from fasttrack_validation.judge.device_code import cuda_compiler
+    from fasttrack_validation.judge.replay import sanitizer
+
+    monkeypatch.setattr(metadata, "version", lambda name: {"cuda-bindings": "13.1"}[name])
+    monkeypatch.setattr(cuda_compiler, "available", lambda: "NVRTC 13.0")
+    monkeypatch.setattr(sanitizer, "find", lambda: "/opt/cuda/bin/compute-sanitizer")
+    lines = doctor.bindings(), doctor.nvrtc(), doctor.sanitizer()
+    assert [line.state for line in lines] == ["ok"] * 3
+    for line, word in zip(lines, ("13.1", "NVRTC 13.0", "/opt/cuda/bin/compute-sanitizer"), strict=True):
+        assert word in line.what
+
+
 def test_exit_code_and_output(monkeypatch, capsys):
     lines = [doctor.Line("a", "ok", "fine"), doctor.Line("b", "warn", "so so", "do this")]
     monkeypatch.setattr(doctor, "examine", lambda: lines)

@@ -63,6 +63,22 @@ def test_golden(make_report, kind, name, measured):
     assert page == path.read_text("utf-8")
 
 
+def test_notes_of_the_scan_are_quoted_as_data(report):
+    from fasttrack_validation.judge.verdict import Note
+
+    note = Note(file="kernels/k.py", line=3, what="addresses a reviewer or a model", text=HOSTILE.replace("\n", " "))
+    op = report.ops[0]
+    predicate = op.statement.predicate
+    predicate = predicate.model_copy(update={"verdict": op.verdict.model_copy(update={"notes": (note,)})})
+    statement = op.statement.model_copy(update={"predicate": predicate})
+    noted = report.model_copy(update={"ops": (op.model_copy(update={"statement": statement}), *report.ops[1:])})
+    text, page = render(noted)
+    assert "`kernels/k.py:3` addresses a reviewer or a model: " in text and "they decide nothing" in text
+    outline = Outline(page)
+    assert outline.open == [] and "img" not in outline.tags and "kernels/k.py:3" in outline.text
+    assert "they decide nothing" not in "".join(render(report))
+
+
 def test_page_is_well_formed_and_accessible(report):
     page = Outline(render(report)[1])
     assert page.open == []

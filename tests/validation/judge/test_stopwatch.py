@@ -17,7 +17,7 @@ from fasttrack_validation.judge.stopwatch import Stopwatch
 from fasttrack_validation.judge.timing_stage import time_plans
 from fasttrack_validation.judge.verdict import Outcome
 from fasttrack_validation.performance.hardware import profile, profile_of
-from fasttrack_validation.timing.clocks import conditions
+from fasttrack_validation.timing.clocks import CardState, conditions
 from fasttrack_validation.timing.comparison import Quad, compare
 from fasttrack_validation.timing.plausibility import Fault, Reading
 from fasttrack_validation.timing.result import Timing
@@ -79,14 +79,31 @@ def ruling():
     )
 
 
-def timed(devices, text=TOY, stock=None):
+class Crowded:
+    """A card with so many compute processes, which throttles for these reasons once it is timed."""
+
+    unavailable = None
+
+    def __init__(self, processes=3, throttles=()):
+        self.processes, self.throttles, self.looks = processes, throttles, 0
+
+    def look(self):
+        self.looks += 1
+        return CardState(
+            sm_mhz=1980, memory_mhz=3201, celsius=40, watts=300.0, processes=self.processes,
+            throttles=self.throttles if self.looks > 1 else (),
+        )  # fmt: skip
+
+
+def timed(devices, text=TOY, stock=None, card=None):
     """The ruling after the timing stage, over checks that passed, and the stopwatch's cell of h200."""
     model = SimpleNamespace(model="toy", op=lambda name: Toy())
     found, pack = ruling(), toy_pack(WORKLOAD)
     codes = {variant_key(pack.kernels["k"]): device_code(text, "accumulate")}
     watch = Stopwatch(
-        model, devices[0], CARD, apart=devices[1], stock=stock or Stock(), source=random.Random(4), quads=5
-    )
+        model, devices[0], CARD, apart=devices[1], stock=stock or Stock(), source=random.Random(4), quads=5,
+        card=card,
+    )  # fmt: skip
     with watch:
         time_plans(watch, Toy(), {WORKLOAD.name: pack}, codes, [WORKLOAD], lambda pack, spec: {}, found)
     audits = {("accumulate", "sm_90"): None}
@@ -123,6 +140,22 @@ def test_a_stock_path_that_fails_leaves_no_mark_on_the_candidate(devices):
     checks, cell = timed(devices, stock=Stock("no fla-core\nTraceback ..."))
     assert not [c for c in checks.values() if c.outcome is Outcome.FAIL]
     assert cell.cell.reason == "no fla-core"
+
+
+def test_a_shared_device_is_not_timed(devices):
+    checks, cell = timed(devices, card=Crowded(processes=4))
+    assert cell.cell.reason == "device is shared: 4 compute processes, 3 of them the judge's"
+    assert not {"C3", "C6", "C7"} & set(checks)
+
+
+def test_a_card_that_slows_itself_gives_no_figure_but_wrong_results_still_count(devices):
+    hot = ("hardware thermal slowdown",)
+    checks, cell = timed(devices, card=Crowded(throttles=hot))
+    assert cell.cell.reason == "the card slowed itself while it was timed: hardware thermal slowdown"
+    # The fake device's clock disagrees with the host's: not the candidate's fault under these conditions.
+    assert checks["C3"].outcome is Outcome.PASS and "C6" not in checks
+    text = replaced(TOY, "result[:] = bf16(page)", "result[:] = seen.setdefault(out, bf16(page).copy())") + "\nseen = {}\n"
+    assert timed(devices, text, card=Crowded(throttles=hot))[0]["C3"].reason == "timing.wrong_result"
 
 
 def timing(*faults):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fasttrack_validation.performance.hardware import profile
-from fasttrack_validation.timing.clocks import Card, CardState, conditions
+from fasttrack_validation.timing.clocks import Card, CardState, Conditions, conditions, disturbance
 from fasttrack_validation.timing.comparison import Standing
 from fasttrack_validation.timing.plausibility import Reading, clocks_fault, cold_share, floor_fault, physical_floor_us
 from fasttrack_validation.timing.session import Method, differing, run_session
@@ -163,6 +163,20 @@ def test_slots_by_hand():
     assert rotation(10, H200.l2_bytes, slot_bytes=1000, memory_bytes=gib) == 512
     with pytest.raises(ValueError, match="4 copies"):
         rotation(10**9, H200.l2_bytes, slot_bytes=10**9, memory_bytes=2 * 10**9)
+
+
+@pytest.mark.parametrize(
+    ("processes", "throttles", "words"),
+    [
+        (3, (), None), (0, (), None), (None, (), None), (2, ("software power cap",), None),
+        (4, (), "device is shared: 4 compute processes, 3 of them the judge's"),
+        (3, ("hardware slowdown", "software power cap"), "slowed itself while it was timed: hardware slowdown"),
+        (3, ("software thermal slowdown",), "software thermal slowdown"), (3, ("hardware power brake",), "power brake"),
+    ],
+)  # fmt: skip
+def test_what_spoils_a_session(processes, throttles, words):
+    seen = Conditions(seen=1, processes_most=processes, throttles=throttles)
+    assert (disturbance(seen, 3) is None) if words is None else words in disturbance(seen, 3)
 
 
 def test_conditions_keep_the_extremes():

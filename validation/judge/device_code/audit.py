@@ -3,6 +3,8 @@
 from ..pack import Language
 from ..verdict import KernelAudit
 from . import sass
+from .cubin import writable_globals
+from .ptx_globals import only_read
 from .records import CompileProblem, DeviceCode
 
 
@@ -25,6 +27,12 @@ def audit(code: DeviceCode) -> KernelAudit | CompileProblem:
     for what, (one, two) in pairs.items():
         if one != two:
             return _problem(code, f"{what}: one tool says {one}, another {two}")
+    try:
+        held = writable_globals(code.cubin)
+    except ValueError as error:
+        return _problem(code, f"the cubin cannot be read: {error}")
+    if held and only_read(code.ptx):
+        held = 0
     counts = sass.instructions(code.sass)
     loads, stores = sass.local_accesses(counts)
     return KernelAudit(
@@ -41,6 +49,7 @@ def audit(code: DeviceCode) -> KernelAudit | CompileProblem:
         local_loads=loads,
         local_stores=stores,
         barriers=sass.barriers(counts),
+        writable_globals=held,
         code_bytes=sass.code_bytes(code.sass),
         compiler=code.compiler,
     )

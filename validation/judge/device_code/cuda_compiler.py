@@ -51,6 +51,16 @@ def compiler() -> str:
     return f"NVRTC {major}.{minor}"
 
 
+def available() -> str:
+    """`compiler`, after headers were found and the library was loaded. Raises NoCudaCompiler."""
+    _, nvrtc, not_installed = _tools()
+    try:
+        _checked(nvrtc.nvrtcVersion())
+    except not_installed as error:
+        raise NoCudaCompiler(f"NVRTC is not installed ({type(error).__name__}): {_HOW}") from error
+    return compiler()
+
+
 def compile_kernel(files: Mapping[str, str], variant: KernelVariant, target: int) -> Compiled:
     """Compiles `variant.file`; other files are there to be included, by their path or from beside the file.
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from cuda.bindings import driver as cuda
 
-from .driver import DeviceError, Facts, Handle, Shape, TensorMap
+from .driver import Captured, DeviceError, Facts, Handle, Shape, TensorMap
 
 # The driver reads parameters from these places; an encoded tensor map must lie at a multiple of 64 bytes.
 _PLACE = 128
@@ -114,10 +114,11 @@ class CudaDriver:
         mode = cuda.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
         _checked("cuStreamBeginCapture", cuda.cuStreamBeginCapture(stream, mode))
 
-    def end_capture(self, stream: Handle) -> Handle:
+    def end_capture(self, stream: Handle) -> Captured:
         graph = _checked("cuStreamEndCapture", cuda.cuStreamEndCapture(stream))
         try:
-            return _checked("cuGraphInstantiate", cuda.cuGraphInstantiate(graph, 0))
+            kernels = _kernels_of(graph)
+            return Captured(_checked("cuGraphInstantiate", cuda.cuGraphInstantiate(graph, 0)), kernels)
         finally:
             _checked("cuGraphDestroy", cuda.cuGraphDestroy(graph))
 
@@ -141,6 +142,9 @@ class CudaDriver:
             pointers[number] = start + _PLACE * number
             ctypes.memmove(start + _PLACE * number, argument, len(argument))
         _checked("cuLaunchKernelEx", cuda.cuLaunchKernelEx(config, function, ctypes.addressof(pointers), 0))
+
+    def reset_persisting_l2(self) -> None:
+        _checked("cuCtxResetPersistingL2Cache", cuda.cuCtxResetPersistingL2Cache())
 
     def tensor_map(self, request: TensorMap) -> bytes:
         fills = cuda.CUtensorMapFloatOOBfill
@@ -184,9 +188,28 @@ def _attributes(shape: Shape) -> list[cuda.CUlaunchAttribute]:
     return found
 
 
+def _kernels_of(graph: Handle) -> tuple[str, ...]:
+    """Names of all kernel nodes of a graph, and of the graphs inside of it."""
+    _, count = _checked("cuGraphGetNodes", cuda.cuGraphGetNodes(graph))
+    nodes, _ = _checked("cuGraphGetNodes", cuda.cuGraphGetNodes(graph, count)) if count else ((), 0)
+    found: list[str] = []
+    for node in nodes:
+        kind = _checked("cuGraphNodeGetType", cuda.cuGraphNodeGetType(node))
+        if kind == cuda.CUgraphNodeType.CU_GRAPH_NODE_TYPE_GRAPH:
+            found += _kernels_of(_checked("cuGraphChildGraphNodeGetGraph", cuda.cuGraphChildGraphNodeGetGraph(node)))
+        if kind == cuda.CUgraphNodeType.CU_GRAPH_NODE_TYPE_KERNEL:
+            given = _checked("cuGraphKernelNodeGetParams", cuda.cuGraphKernelNodeGetParams(node))
+            if int(given.func):
+                name = _checked("cuFuncGetName", cuda.cuFuncGetName(given.func))
+            else:
+                name = _checked("cuKernelGetName", cuda.cuKernelGetName(given.kern))
+            found.append(name.decode())
+    return tuple(found)
+
+
 def _checked(call: str, result: tuple):
     """What a call returned beside its status. Raises DeviceError."""
     status, *values = result
     if status != cuda.CUresult.CUDA_SUCCESS:
         raise DeviceError(cuda.CUresult(status).name, call)
-    return values[0] if len(values) == 1 else None
+    return values[0] if len(values) == 1 else tuple(values) or None

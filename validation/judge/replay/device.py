@@ -3,14 +3,17 @@
 import contextlib
 import os
 import secrets
+import signal
 import socket
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ...sandbox import sealed_memory
 from ...sandbox.frames import FrameError
 from ..device_code.records import DeviceCode
 from ..pack import KernelPack
@@ -20,7 +23,10 @@ from .faults import DeviceFault, DeviceLost, classify
 from .slots import ALIGNMENT, Region
 
 START_SECONDS, LOAD_SECONDS, COPY_SECONDS, RUN_SECONDS, END_SECONDS = 120.0, 60.0, 120.0, 20.0, 30.0
+_MOST_START_PATIENCE = 3.0
 _PROBE_BYTES = 1 << 16
+# What is kept of a worker's standard error: the first so many bytes, and of those the last lines are shown.
+_SAID_BYTES, _SAID_LINES, _SAID_SHOWN = 1 << 16, 3, 600
 # The worker's environment is made from nothing, but for where this machine keeps its driver and which device is meant.
 _KEPT = ("LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES")
 _ENVIRONMENT = {
@@ -31,6 +37,7 @@ _ENVIRONMENT = {
     "CUDA_MODULE_LOADING": "EAGER",  # a kernel that is loaded at its first launch would wait for the whole device
 }
 _HOW = "see `nvidia-smi`; where the device stays lost, its machine has to be restarted"
+_NOT_INSTALLED = "install the package into this environment: the process that holds the device sees no PYTHONPATH"
 
 
 class Device:
@@ -40,8 +47,15 @@ class Device:
     longer than `run_seconds` is a hang. Threads take turns through `session`. Raises DeviceLost.
     """
 
-    def __init__(self, driver: str = "cuda", specification: str = "", *, run_seconds: float = RUN_SECONDS) -> None:
+    def __init__(
+        self, driver: str = "cuda", specification: str = "", *, run_seconds: float = RUN_SECONDS,
+        under: Sequence[str] = (), patience: float = 1.0,
+    ) -> None:  # fmt: skip
+        """`under` is a command that the worker is started with, a tool that watches it: such a worker is not replaced
+        after a fault. Every deadline is `patience` times as long."""
         self._driver, self._specification, self.run_seconds = driver, specification, run_seconds
+        self._under, self._patience = tuple(under), patience
+        self._said: int | None = None
         self._turn = threading.RLock()
         self._process: subprocess.Popen | None = None
         self._connection: socket.socket | None = None
@@ -65,6 +79,12 @@ class Device:
                 self._probe()
             return self._facts
 
+    def watched(self, command: Sequence[str], patience: float) -> "Device":
+        """The same device for a worker of its own that is started under `command`."""
+        return Device(
+            self._driver, self._specification, run_seconds=self.run_seconds, under=command, patience=patience
+        )
+
     @contextlib.contextmanager
     def session(self, pack: KernelPack, codes: Mapping[str, DeviceCode]) -> Iterator["Session"]:
         """A plan loaded afresh, global symbols included; everything of it is given back at the end.
@@ -79,7 +99,8 @@ class Device:
                 yield session
                 session.release()
             except DeviceFault as fault:
-                self._recover(fault)
+                if not self._under:
+                    self._recover(fault)
                 raise
             except BaseException:
                 self.close()
@@ -90,6 +111,7 @@ class Device:
         seconds: float = COPY_SECONDS,
     ) -> dict[str, Any]:  # fmt: skip
         """One command. Raises DeviceFault for what went wrong on the device, RuntimeError for a defect of the judge."""
+        seconds *= self._patience
         self._connection.settimeout(seconds)
         try:
             transport.send(self._connection, {"command": command, **request}, tuple(blobs), memory)
@@ -109,13 +131,31 @@ class Device:
             raise DeviceFault("parameters", fault["message"])
         raise DeviceFault(classify(fault["code"]), fault["message"])
 
+    def finish(self) -> int | None:
+        """Lets the worker end by itself, and what watches it write down what it saw; the exit code.
+
+        None where there was no worker, or none that ended in time: that one is killed.
+        """
+        process = self._process
+        if process is None:
+            return None
+        self._connection.close()  # the worker ends when it finds nobody at the other end
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(END_SECONDS * self._patience)
+        code = process.returncode
+        self.close()
+        return code
+
     def close(self) -> None:
         """Ends the worker, whatever it is doing. Raises DeviceLost when it cannot be ended."""
         process, self._process, self._facts = self._process, None, None
         if process is None:
             return
         self._connection.close()
-        process.kill()
+        os.close(self._said)
+        # The whole group: a tool that watches the worker is not its only process. It may be gone already.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         try:
             process.wait(END_SECONDS)
         except subprocess.TimeoutExpired as error:
@@ -127,17 +167,28 @@ class Device:
         code = f"from {__package__} import worker; worker.main(*{arguments!r})"
         environment = _ENVIRONMENT | {name: os.environ[name] for name in _KEPT if name in os.environ}
         with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-I", "-c", code], env=environment, cwd="/", stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, pass_fds=(theirs.fileno(),),
-                start_new_session=True,
-            )  # fmt: skip
-        self._connection.settimeout(START_SECONDS)
+            self._said = sealed_memory(_SAID_BYTES, "fasttrack-worker-stderr")
+            try:
+                self._process = subprocess.Popen(
+                    [*self._under, sys.executable, "-I", "-c", code], env=environment, cwd="/", stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL, stderr=self._said, pass_fds=(theirs.fileno(),), start_new_session=True,
+                )  # fmt: skip
+            except OSError as error:
+                os.close(self._said)
+                self._connection.close()
+                raise DeviceLost(f"the process that holds the device did not start: {error}", _HOW) from error
+        seconds = START_SECONDS * min(self._patience, _MOST_START_PATIENCE)
+        self._connection.settimeout(seconds)
         try:
             greeting = transport.receive(self._connection)[0]
         except (TimeoutError, transport.Closed, FrameError) as error:
+            late = isinstance(error, TimeoutError)
+            ended = f"did not answer within {seconds:g} s" if late else self._death()
+            said = self._last_words()
             self.close()
-            raise DeviceLost("the process that holds the device did not start", _HOW) from error
+            how = _NOT_INSTALLED if "ModuleNotFoundError" in said else _HOW
+            what = f"the process that holds the device did not start: it {ended}"
+            raise DeviceLost(f"{what}, saying: {said}" if said else what, how) from error
         if "ok" not in greeting:
             self.close()
             raise DeviceLost(f"no usable device: {greeting['error']['message']}", _HOW)
@@ -165,6 +216,12 @@ class Device:
         except DeviceLost as lost:
             raise DeviceLost(f"{lost.what} (after: {fault})", lost.how) from fault
 
+    def _last_words(self) -> str:
+        """The end of what the worker wrote to standard error, in one line."""
+        text = os.pread(self._said, _SAID_BYTES, 0).rstrip(b"\0").decode(errors="replace")
+        lines = [" ".join(line.split()) for line in text.splitlines() if line.strip()]
+        return " / ".join(lines[-_SAID_LINES:])[-_SAID_SHOWN:]
+
     def _death(self) -> str:
         try:
             return f"ended with {self._process.wait(1)}"
@@ -186,7 +243,8 @@ class Session:
     """One loaded plan. Slots are arenas; they run in the order in which a call names them."""
 
     def __init__(self, device: Device, pack: KernelPack, codes: Mapping[str, DeviceCode]) -> None:
-        self._device = device
+        self._device, self._pack = device, pack
+        self._entries = {key: code.entry for key, code in codes.items()}
         texts = {"cubin", "ptx", "sass", "ptxas_log", "resource_usage"}
         bare = dict.fromkeys(texts - {"cubin"}, "")
         listed = [{"key": key, **bare, **code.model_dump(mode="json", exclude=texts)} for key, code in codes.items()]
@@ -198,17 +256,20 @@ class Session:
         return self._device.call(command, request, **options)
 
     def slot(
-        self, number: int, memory: int, size: int, regions: Mapping[str, Region], *, whole: bool = True
-    ) -> int:
+        self, number: int, memory: int, size: int, regions: Mapping[str, Region], *, whole: bool = True,
+        blank: Sequence[str] = (),
+    ) -> int:  # fmt: skip
         """Places the arena in memfd `memory` on the device and binds the plan to it; its device address.
 
         The address is a random multiple of 256 inside a larger allocation, whose rest is noise and watched too. With
-        `whole` an image of everything is kept for `restore`, else of the written regions alone.
+        `whole` an image of everything is kept for `restore`, else of the written regions alone. Regions named in
+        `blank`, and everything between regions and around them, get no contents at all: for a tool that reports reads
+        of memory that nobody wrote. Such a slot can only be run, and nothing put back.
         """
         lead = secrets.randbelow(256) * ALIGNMENT
         request = {
             "slot": number, "size": size, "whole": whole, "lead": lead, "slack": lead + ALIGNMENT,
-            "seed": secrets.randbits(63),
+            "seed": secrets.randbits(63), "blank": list(blank),
             "regions": {name: {**asdict(region), "kind": region.kind.value} for name, region in regions.items()},
         }  # fmt: skip
         return self._call("slot", request, memory=[memory])["address"]
@@ -219,18 +280,31 @@ class Session:
     ) -> int:  # fmt: skip
         """Runs the plan on the slots, directly or captured in a graph, and waits; nanoseconds on the host's clock.
 
-        Between `repeats` each slot is put back to its image. `delays` keeps streams busy for so many nanoseconds
+        A graph's kernels, as the driver names them, must be the plan's (DeviceFault launch_audit). Between `repeats` each slot is put back to its image. `delays` keeps streams busy for so many nanoseconds
         before each of their launches.
         """
         request = {
             "slots": list(slots), "graph": graph, "repeats": repeats, "delays": dict(delays or {}),
             "roles": list(roles),
         }  # fmt: skip
-        return self._call("run", request, seconds=seconds or self._device.run_seconds)["host_ns"]
+        answer = self._call("run", request, seconds=seconds or self._device.run_seconds)
+        if graph and not delays:
+            self._audit(answer["kernels"], len(slots) * repeats, roles)
+        return answer["host_ns"]
 
     def capture(self, slots: Sequence[int], *, repeats: int = 1) -> int:
-        """Captures one plan run for each slot, in order, in one graph; the number of launches in it."""
-        return self._call("capture", {"slots": list(slots), "repeats": repeats})["launches"]
+        """Captures one plan run for each slot, in order, in one graph, audited; the number of kernels in it."""
+        kernels = self._call("capture", {"slots": list(slots), "repeats": repeats})["kernels"]
+        self._audit(kernels, len(slots) * repeats)
+        return sum(kernels.values())
+
+    def _audit(self, kernels: Mapping[str, int], runs: int, roles: Sequence[str] = ("compute", "prefetch")) -> None:
+        """Holds the kernels of a captured graph, as the driver counts and names them, against `runs` runs of the plan."""
+        launched = (one.kernel for one in self._pack.launches if one.role in roles)
+        planned = {name: count * runs for name, count in Counter(self._entries[key] for key in launched).items()}
+        if kernels != planned:
+            message = f"the graph has kernels {_listed(kernels)}, {runs} runs of the plan have {_listed(planned)}"
+            raise DeviceFault("launch_audit", message)
 
     def replay(self, *, seconds: float | None = None) -> Elapsed:
         """Launches the captured graph once and waits for the whole device."""
@@ -267,3 +341,7 @@ class Session:
     def release(self) -> None:
         """Gives back slots, graph and code."""
         self._call("release", {})
+
+
+def _listed(kernels: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} of {name}" for name, count in sorted(kernels.items())[:8]) or "none"

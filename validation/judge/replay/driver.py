@@ -60,6 +60,14 @@ class TensorMap:
     nan_outside: bool = False
 
 
+@dataclass(frozen=True)
+class Captured:
+    """An executable graph, and the names of its kernel nodes as the driver gives them, in no particular order."""
+
+    graph: Handle
+    kernels: tuple[str, ...]
+
+
 class Driver(Protocol):
     """One device and its only context."""
 
@@ -90,9 +98,12 @@ class Driver(Protocol):
         """Waits for the whole device; raises what any earlier launch did wrong."""
 
     def begin_capture(self, stream: Handle) -> None: ...
-    def end_capture(self, stream: Handle) -> Handle: ...
+    def end_capture(self, stream: Handle) -> Captured: ...
     def launch_graph(self, graph: Handle, stream: Handle) -> None: ...
     def destroy_graph(self, graph: Handle) -> None: ...
+    def reset_persisting_l2(self) -> None:
+        """Turns every cache line that was to stay in L2 into an ordinary one."""
+
     def launch(self, function: Handle, shape: Shape, arguments: Sequence[bytes], stream: Handle) -> None: ...
     def tensor_map(self, request: TensorMap) -> bytes:
         """The 128 bytes of an encoded tensor map."""

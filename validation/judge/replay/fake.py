@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import numpy
 
 from . import kernels
-from .driver import DeviceError, Facts, Shape, TensorMap
+from .driver import Captured, DeviceError, Facts, Shape, TensorMap
 
 CODE_MARK = b"fake device code\n"
 MEMORY_BYTES = 1 << 28
@@ -182,10 +182,10 @@ class FakeDriver:
     def begin_capture(self, stream: _Stream) -> None:
         self._captured = []
 
-    def end_capture(self, stream: _Stream) -> list:
+    def end_capture(self, stream: _Stream) -> Captured:
         captured, self._captured = self._captured, None
         self.graphs += 1
-        return captured
+        return Captured(captured, tuple(what[2] for _, kind, what in captured if kind == "run" and len(what) == 3))
 
     def launch_graph(self, graph: list, stream: _Stream) -> None:
         for item in graph:
@@ -204,7 +204,11 @@ class FakeDriver:
             for kind, data in zip(function.formats, arguments, strict=True)
         ]
         call = Call(self, shape.grid, shape.threads)
-        self._enqueue(stream, "run", (lambda: function.call(call, *given), function.nanoseconds(tuple(given))))
+        work = lambda: function.call(call, *given)  # noqa: E731
+        self._enqueue(stream, "run", (work, function.nanoseconds(tuple(given)), function.call.__name__))
+
+    def reset_persisting_l2(self) -> None:
+        self._sound("cuCtxResetPersistingL2Cache")
 
     def tensor_map(self, request: TensorMap) -> bytes:
         rank = len(request.sizes)
@@ -234,7 +238,7 @@ class FakeDriver:
         ready = [stream for stream in self._streams if stream.items and stream.items[0][0] == "run"]
         if ready:
             first = min(ready, key=lambda stream: stream.clock)
-            _, (work, duration), _ = first.items.popleft()
+            _, (work, duration, *_), _ = first.items.popleft()
             work()
             first.clock += duration
 

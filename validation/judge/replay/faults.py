@@ -37,10 +37,11 @@ REASONS = {
     "order_dependent": "determinism.missing_wait",
     "prefetch_writes": "prefetch.writes",
     "prefetch_needed": "prefetch.needed",
+    "launch_audit": "audit.launches",
 }
 """Status of an outcome -> reason id of a verdict."""
 
-CHECKS = {"determinism": "C14", "prefetch": "C4"}
+CHECKS = {"determinism": "C14", "prefetch": "C4", "audit": "C8"}
 """Check of the reasons that are not about execution, by what their id starts with."""
 
 

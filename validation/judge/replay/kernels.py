@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     import numpy
 
 IMAGE = "judge_kernels.ptx"
+NAMES = ("judge_digest", "judge_noise", "judge_freshen", "judge_delay")
 _THREADS, _MAX_BLOCKS = 256, 2048
 _BYTES_A_BLOCK = 8 * _THREADS * 4
 _MASK = (1 << 64) - 1
@@ -26,9 +27,7 @@ class JudgeKernels:
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
         module = driver.load(image())
-        self._digest, self._noise, self._freshen, self._delay = (
-            driver.function(module, f"judge_{name}") for name in ("digest", "noise", "freshen", "delay")
-        )
+        self._digest, self._noise, self._freshen, self._delay = (driver.function(module, name) for name in NAMES)
         self._sums = driver.allocate(16)
 
     def digest(self, ranges: Iterable[tuple[int, int]], key: tuple[int, int], stream: Handle) -> str:

@@ -46,14 +46,18 @@ class Slot:
     slack: int
     whole: bool
     seed: int
+    blank: frozenset[str] = frozenset()
+    """Regions that hold nothing. With any, nothing but the other regions is ever filled, and nothing is put back."""
     extra: list[tuple[int, int]] = field(default_factory=list)
     tables: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.allocation = self.driver.allocate(self.size + self.slack)
         self.base = self.allocation + self.lead
-        self.kernels.noise(self.allocation, self.size + self.slack, self.seed, self.stream)
-        self._ranges = [(0, self.size + self.slack)] if self.whole else self._of(Kind.WRITTEN, Kind.COUNTER)
+        if not self.blank:
+            self.kernels.noise(self.allocation, self.size + self.slack, self.seed, self.stream)
+        everything = [(0, self.size + self.slack)] if self.whole else self._of(Kind.WRITTEN, Kind.COUNTER)
+        self._ranges = [] if self.blank else everything
         self._pristine = self.driver.allocate(max(1, sum(_padded(size) for _, size in self._ranges)))
 
     def _of(self, *kinds: Kind) -> list[tuple[int, int]]:
@@ -64,7 +68,10 @@ class Slot:
     def fill(self, host: int) -> None:
         """Takes the arena's contents from host memory, and keeps them."""
         self.driver.synchronize()  # copies from the host do not wait for this slot's stream
-        self.driver.upload(self.base, host, self.size)
+        filled = [one for name, one in self.regions.items() if name not in self.blank]
+        for offset, size in ((one.offset, one.bytes) for one in filled) if self.blank else ((0, self.size),):
+            if size:
+                self.driver.upload(self.base + offset, host + offset, size)
         self.keep()
 
     def keep(self) -> None:
@@ -83,7 +90,9 @@ class Slot:
             place += _padded(size)
 
     def refresh(self, seed: int) -> None:
-        """Enqueues fresh noise for everything that is scratch."""
+        """Enqueues fresh noise for everything that is scratch, but for what is to stay blank."""
+        if self.blank:
+            return
         scratch = [(self.allocation + offset, size) for offset, size in self._of(Kind.SCRATCH)]
         for number, (address, size) in enumerate(scratch + self.extra):
             self.kernels.noise(address, size, seed + number, self.stream)

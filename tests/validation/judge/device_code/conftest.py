@@ -56,6 +56,11 @@ def specialised(a, b, o, K, M: tl.constexpr, N: tl.constexpr, STEP: tl.constexpr
     tl.store(o + m * N + n, r)
 
 @triton.jit
+def wave(x, o, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    tl.store(o + i, tl.erf(tl.sin(tl.load(x + i))))
+
+@triton.jit
 def wrong(x):
     tl.store(x, undefined_name)
 """

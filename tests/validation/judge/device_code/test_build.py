@@ -4,12 +4,14 @@ import os
 import signal
 
 import pytest
+from elf_files import elf
 from fasttrack_validation.judge.device_code.build import build
 from fasttrack_validation.judge.device_code.records import DeviceCode
 
 SASS = """        /*0000*/                   EXIT ;   /* 0x000000000000794d */
                                             /* 0x000fe20000000800 */
 """
+CUBIN = elf({".text.add": 16}, tail=b"\xff")
 
 
 def answer(key, **changes):
@@ -21,7 +23,7 @@ def answer(key, **changes):
         "ptxas_log": "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads\nUsed 26 registers, 32 bytes smem",
         "resource_usage": " Function add:\n  REG:26 STACK:0 SHARED:0 LOCAL:0\n",
     } | changes  # fmt: skip
-    blobs = (b".reqntid 128\n", b"\x7fELF\xff", SASS.encode())
+    blobs = (b".reqntid 128\n", CUBIN, SASS.encode())
     return {"kernels": {key: fields}, "order": [key], "problems": {}}, blobs
 
 
@@ -113,7 +115,7 @@ def test_the_cache_saves_jobs_and_keeps_bytes(lab, jobs, tmp_path):
     again = build({"kernels.py": ""}, {"renamed": lab.ADD}, jobs, cache=tmp_path)
     assert jobs.ran == [("one", 90), ("one", 103)]
     assert again.codes[0] == first.codes[0].model_copy(update={"kernel": "renamed"})
-    assert again.codes[0].cubin == b"\x7fELF\xff"
+    assert again.codes[0].cubin == CUBIN
     assert {path.suffix for path in tmp_path.iterdir()} == {".json"}, "no temporary files stay"
 
 

@@ -12,7 +12,7 @@ from fasttrack_validation.judge.replay.choose import choose
 from fasttrack_validation.judge.replay.device import Device
 from fasttrack_validation.judge.replay.executor import codes_for
 from fasttrack_validation.judge.replay.fake import CODE_MARK
-from fasttrack_validation.judge.verdict import Status
+from fasttrack_validation.judge.verdict import Outcome, Status
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +49,10 @@ def test_an_honest_candidate_is_accepted_with_every_kind_of_trial(rule):
     verdict = rule(TOY)
     assert verdict.status is Status.ACCEPTED, (verdict.reason, verdict.message)
     assert verdict.executor == "gpu: fake device (sm_90)"
+    checks = {check.check: check for check in verdict.checks}
+    assert checks["C8"].outcome is Outcome.PASS and checks["C8"].figures["trials"] > 20
+    assert checks["C15"].outcome in (Outcome.PASS, Outcome.NOT_RUN)  # there is a tool, or there is none
+    assert set(checks["C15"].figures) == {"memcheck", "racecheck", "initcheck", "synccheck"}
     declared = [w for w in verdict.workloads if not w.held_out and not w.workload.endswith("far")]
     # Every declared workload, every distribution, and its twins: one row has no other row to redraw.
     assert {(w.axes["rows"], w.trials, len(w.distributions)) for w in declared} == {(1, 6, 3), (4, 9, 3)}
@@ -63,6 +67,9 @@ WRONG = {
     "guard band": ("result[:] = bf16(page)", "result[:] = bf16(page); call.array(out - 256, 'u1', 1)[0] ^= 255", "C4", "guard.overrun"),
     "far away": ("result[:] = bf16(page)", "call.array(out + (1 << 40), 'u2', 64)", "execution", "execution.illegal_access"),
     "input": ("result[:] = bf16(page)", "result[:] = bf16(page); call.array(x, 'u2', 1)[0] ^= 1", "C5", "input.modified"),
+    "another kernel": (
+        "def accumulate(call,", "def another(call,", "C8", "audit.launches",
+    ),
     "death": ("result[:] = bf16(page)", "__import__('os')._exit(1)", "execution", "execution.worker_death"),
     "no second time": (
         "weights = call.array(w, \"f4\", 64)", "weights = call.array(w, \"f4\", 64) * (1 + len(seen)); seen.append(0)",
@@ -75,7 +82,7 @@ WRONG = {
 @pytest.mark.parametrize("fault", WRONG)
 def test_a_wrong_one_is_rejected_for_its_reason(rule, fault):
     old, new, check, reason = WRONG[fault]
-    verdict = rule(replaced(TOY, old, new) + "\nseen = []\n")
+    verdict = rule(replaced(TOY, old, new) + "\nseen = []\naccumulate = locals().get('another') or accumulate\n")
     assert (verdict.status, verdict.reason) == (Status.REJECTED, reason), verdict.message
     assert next(c.check for c in verdict.checks if c.reason == reason) == check
 

@@ -1,5 +1,7 @@
 """The runs of one trial through worker and device handle, on the fake device."""
 
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -8,11 +10,13 @@ from judging import replaced
 from toy_contract import Toy
 
 from fasttrack_validation.contracts.base import TensorRole, TensorSpec
+from fasttrack_validation.judge import inspect_trial
 from fasttrack_validation.judge.arena import Arena
 from fasttrack_validation.judge.pack import variant_key
 from fasttrack_validation.judge.replay.device import Device
 from fasttrack_validation.judge.replay.executor import Gpu
-from fasttrack_validation.judge.trials import TrialSpec, run_trial
+from fasttrack_validation.judge.replay.faults import DeviceLost
+from fasttrack_validation.judge.trials import Trial, TrialSpec, run_trial
 from fasttrack_validation.tensors import DType
 
 N = 8
@@ -168,3 +172,31 @@ def missing():
         assert run_chain(fragile, chain_pack(N))[0]["status"] == "device_lost"
         breaker.unlink()
         assert run_chain(fragile, chain_pack(N))[0]["status"] == "ok"
+
+
+def test_a_graph_whose_kernels_are_not_the_plans_is_refused(device):
+    """The driver's name of a kernel is what counts: here the entry is another function under its name."""
+    text = replaced(CHAIN, "def finish(call,", "def substitute(call,") + "\nfinish = substitute\n"
+    outcome, _, _ = run_chain(device, chain_pack(N), text)
+    assert outcome["status"] == "launch_audit", outcome
+    assert outcome["message"] == (
+        "the graph has kernels 1 of half, 1 of substitute, 1 runs of the plan have 1 of finish, 1 of half"
+    )
+    (finding,) = [inspect_trial.execution_finding(Trial(None, outcome["status"], outcome["message"], {}))]
+    assert (finding.check, finding.reason) == ("C8", "audit.launches")
+    assert run_chain(device, chain_pack(N, prefetch=True))[0]["status"] == "ok"
+
+
+def test_a_worker_that_does_not_start_says_why(monkeypatch):
+    monkeypatch.setattr("fasttrack_validation.judge.replay.device.__package__", "no_such_package")
+    with pytest.raises(DeviceLost, match="it ended with 1, saying: .*ModuleNotFoundError: No module named") as lost:
+        Device("fake").facts
+    assert "PYTHONPATH" in lost.value.how
+
+
+def test_what_a_worker_says_is_bounded(monkeypatch):
+    flood = "import sys\nfor _ in range(1 << 14): sys.stderr.write('a line of sixteen' + chr(10))\n"
+    device = Device("fake", under=[sys.executable, "-c", flood])
+    with pytest.raises(DeviceLost, match="did not start: it ended with") as lost:
+        device.facts
+    assert len(lost.value.what) < 1000
