@@ -115,6 +115,7 @@ def run_gate(
         confinement = examine(objects, base, head, model, directory, limits or Limits())
         source, policy = policy_files(objects, base)
         files = objects.files(confinement.outcome, directory) if confinement.outcome else {}
+        before = objects.files(base, directory)
     stages = [_confinement(confinement)]
     draft = [_finding(finding, StageStatus.PASS) for finding in confinement.notices]
     if confinement.outcome is None:
@@ -129,11 +130,11 @@ def run_gate(
             stages.append(StageResult(stage="evidence", status=StageStatus.NOT_RUN, summary="needs a valid manifest"))
         else:
             found, reasons = read_statements(files, directory)
-            reasons += [
-                reason
-                for op, entry in manifest.ops.items()
-                for reason in _op(op, entry, found, files, directory, model, policy, contract_of)
-            ]
+            old = _manifest(before, directory, model, parse_manifest)[0]
+            for op, entry in manifest.ops.items():
+                against = list(_op(op, entry, found, files, directory, model, policy, contract_of))
+                untouched = against and _untouched(op, manifest, old, files, before)
+                reasons += map(_left_alone, against) if untouched else against
             stages += [_evidence(manifest, reasons), _performance(found)]
             draft += _self_reported(found) + list(_uncovered(manifest, files, confinement))
     stages.append(
@@ -281,13 +282,38 @@ def _ruling(verdict: Any, reason: Callable[..., Reason]) -> Iterator[Reason]:
         yield reason("evidence.inconsistent", "says accepted, and its own checks do not")
 
 
+def _untouched(op: str, manifest: Any, old: Any, files: Files, before: Files) -> bool:
+    """Whether a change leaves an op as it was at the base: its claims, its sources with all they import, its evidence.
+
+    What such an op lacks it lacked before, so that it is no reason against the change.
+    """
+    if old is None or op not in old.ops or (old.ops[op], old.envelope) != (manifest.ops[op], manifest.envelope):
+        return False
+    entry = manifest.ops[op]
+    own = [name for name in (entry.dispatch, entry.space) if name]
+    own += [path for path in {*files, *before} if path.startswith(f"{evidence.STATEMENTS}/{op}.")]
+    try:
+        same = evidence.kernel_closure(entry.kernels, files) == evidence.kernel_closure(entry.kernels, before)
+    except UserError:
+        return False
+    return same and all(files.get(path) == before.get(path) for path in own)
+
+
+def _left_alone(reason: Reason) -> Reason:
+    message = f"{reason.message} (as at the base: the change does not touch this op)"
+    return reason.model_copy(update={"id": "evidence.untouched", "message": message, "status": StageStatus.PASS})
+
+
 def _evidence(manifest: Any, reasons: list[Reason]) -> StageResult:
     statuses = {reason.status for reason in reasons}
     if not manifest.ops:
         return StageResult(stage="evidence", status=StageStatus.NOT_RUN, summary="the manifest names no op")
     status = next((s for s in (StageStatus.FAIL, StageStatus.NOT_RUN) if s in statuses), StageStatus.PASS)
     bad = {reason.op for reason in reasons if reason.op}
+    left = {reason.op for reason in reasons if reason.id == "evidence.untouched"}
     summary = f"{len(manifest.ops) - len(bad)} of {len(manifest.ops)} ops have fresh, accepted evidence (self-reported)"
+    if left:
+        summary += f"; {len(left)} that the change does not touch have none, as before"
     return StageResult(stage="evidence", status=status, summary=summary, reasons=tuple(reasons))
 
 

@@ -47,10 +47,13 @@ PASSED = (CheckResult(check="C1", title="outputs", outcome=Outcome.PASS),)
 
 def parse_manifest(text: str, path: str):
     data = tomllib.loads(text)
-    if set(data) - {"model", "ops"}:
+    if set(data) - {"model", "ops", "envelope"}:
         raise UserError(f"{path}: unknown key", "remove it")
-    ops = {op: SimpleNamespace(**entry) for op, entry in data.get("ops", {}).items()}
-    return SimpleNamespace(model=SimpleNamespace(**data["model"]), ops=ops)
+    ops = {
+        op: SimpleNamespace(**{"dispatch": f"dispatch/{op}.toml", "space": None} | entry)
+        for op, entry in data.get("ops", {}).items()
+    }
+    return SimpleNamespace(model=SimpleNamespace(**data["model"]), ops=ops, envelope=data.get("envelope", []))
 
 
 def statement(files: dict[str, bytes], *, performance=(), raw=(), kernels=(KERNEL,), **change) -> bytes:
@@ -145,6 +148,49 @@ FAILURES = [
     ("raw", {STATEMENT: changed(raw=(evidence.RawFile(path="evidence/raw.json", sha256="0" * 64),))}, 1),
     ("unresolved", {"kernels/shared.py": None}, 1),
 ]
+
+
+# A second op, which the base has no evidence for.
+OTHER = {
+    "fasttrack.toml": MANIFEST + b'[ops.other]\nkernels = ["kernels/other.py"]\n',
+    "kernels/other.py": b"from . import base\n", "kernels/base.py": b"B = 1\n", "dispatch/other.toml": b"",
+}  # fmt: skip
+
+
+def gate_over_other(forge, change):
+    base = forge.commit(tree({"README.md": b"# alpha\n"} | INSIDE | OTHER))
+    inside = INSIDE | OTHER | {KERNEL: b"from . import shared  # better\n"}
+    inside |= {STATEMENT: statement(inside)} | change
+    head = forge.commit(tree({"README.md": b"# alpha\n"} | inside), base)
+    return run_gate(forge.path, base, head, "alpha", parse_manifest=parse_manifest)
+
+
+def test_an_op_that_the_change_leaves_alone_owes_no_evidence(forge):
+    result = gate_over_other(forge, {})
+    assert result.exit_code == 0 and ids(result, "evidence") == ["evidence.untouched"]
+    (stage,) = (one for one in result.stages if one.stage == "evidence")
+    assert "1 of 2 ops" in stage.summary and "1 that the change does not touch" in stage.summary
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"kernels/base.py": b"B = 2\n"},
+        {"dispatch/other.toml": b"# another pick\n"},
+        {"fasttrack.toml": OTHER["fasttrack.toml"] + b'dispatch = "dispatch/else.toml"\n'},
+        {"fasttrack.toml": OTHER["fasttrack.toml"] + b'[[envelope]]\nhardware = "h200"\n'},
+        {"evidence/statements/other.judge.json": b"{}\n"},
+    ],
+)  # fmt: skip
+def test_an_op_that_the_change_touches_owes_it(forge, change):
+    result = gate_over_other(forge, change)
+    assert result.exit_code == 1
+    assert "evidence.untouched" not in ids(result, "evidence")
+
+
+def test_an_op_that_is_new_owes_evidence(forge):
+    result = gate(forge, INSIDE | OTHER | {STATEMENT: statement(INSIDE | OTHER)})
+    assert result.exit_code == 1 and "evidence.missing" in ids(result, "evidence")
 
 
 @pytest.mark.parametrize(("reason", "change", "code"), FAILURES)
