@@ -13,7 +13,7 @@ import secrets
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict
 from importlib.metadata import version
@@ -86,8 +86,6 @@ class Judge:
         self._why_no_device = ""
         self._sane: dict[str, CheckResult] = {}
         self._sandboxes: dict[str, Sandbox] = {}
-        # One pool for good: a thread that has used torch leaves a few hundred bytes behind when it ends.
-        self._examiners: ThreadPoolExecutor | None = None
         self._opening = threading.Lock()
         # A judge lives as long as a run: what was loaded at its start rules to its end, or nothing does.
         self._seal = package_digest()
@@ -106,9 +104,6 @@ class Judge:
         return self
 
     def __exit__(self, *error) -> None:
-        if self._examiners is not None:
-            self._examiners.shutdown(cancel_futures=True)
-            self._examiners = None
         for sandbox in self._sandboxes.values():
             sandbox.close()
         self._sandboxes.clear()
@@ -320,21 +315,15 @@ class Judge:
                     faulted.set()
             return examine(contract, trials)
 
-        if self._examiners is None:
-            self._examiners = ThreadPoolExecutor(threads)
-        for batch in batches:
-            running = [self._examiners.submit(run, group) for group in batch]
-            try:
-                for future in running:
-                    examined = future.result()
+        with ThreadPoolExecutor(threads) as pool:
+            for batch in batches:
+                for examined in pool.map(run, batch):
                     done += examined.trials
                     settle(examined, contract, ruling)
                     for trial in examined.trials:
                         trial.forget()
-            finally:
-                wait(running)
-            if ruling.stopped:
-                break
+                if ruling.stopped:
+                    break
         ruling.settle_trials(contract, done, complete=not ruling.stopped)
         if on_device and not ruling.stopped:
             # Each trial captured graphs, whose kernels the device's handle counted (replay/device.py).
