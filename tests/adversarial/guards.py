@@ -70,7 +70,8 @@ SWITCHES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "uninitialised reads": lambda patch: _without_conflicts(patch, LOGGED["uninitialised reads"]),
     "foreign pages": lambda patch: _without_conflicts(patch, LOGGED["foreign pages"]),
     "neighbours": lambda patch: _without_differences(patch, lambda row: row is None),
-    "program order": lambda patch: _without_differences(patch, lambda row: row is not None),
+    # Sums in another order may also show beside a redrawn row, as the draw will have it.
+    "program order": lambda patch: _without_differences(patch, lambda row: False),
     "plan rules": lambda patch: patch.setattr(stages.plan, "validate", lambda *arguments: ()),
     "unseen layouts": _declared_layouts_only,
 }
