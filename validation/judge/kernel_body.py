@@ -57,7 +57,8 @@ _CALLABLE = frozenset(
 _VALUES = frozenset({f"tl.{n}" for n in TL_TYPES | TL_CONSTANTS})
 _ANNOTATIONS = frozenset({"tl.constexpr", "tl.tensor", "tl.tensor_descriptor"} | {f"tl.{n}" for n in TL_TYPES})
 _HIGHER_ORDER = frozenset({"tl.reduce", "tl.associative_scan", "tl.map_elementwise"})
-_LOOPS = frozenset({"range", "tl.range", "tl.static_range"})
+_COMPILED_LOOPS = frozenset({"range", "tl.range"})
+_LOOPS = _COMPILED_LOOPS | {"tl.static_range"}
 
 _STATEMENTS = (
     ast.Assign, ast.AugAssign, ast.AnnAssign, ast.For, ast.While, ast.If, ast.Return, ast.Expr, ast.Pass, ast.Assert,
@@ -152,6 +153,7 @@ class _Checker:
         self.function = function
         self.scope = scope
         self.locals: set[str] = set()
+        self.loop_variables: set[str] = set()
 
     def fail(self, node: ast.AST, reason: str, what: str) -> None:
         reject(self.scope.file, node, reason, what)
@@ -174,6 +176,20 @@ class _Checker:
         ):
             body = body[1:]
         self._block(body)
+        self._loop_variables(function, frozenset())
+
+    def _loop_variables(self, node: ast.AST, open_loops: frozenset[str]) -> None:
+        """Refuses a loop's variable outside of its loop: compiled, it holds nothing there (ub.poison)."""
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+            if node.id in self.loop_variables - open_loops:
+                self.fail(node, "loop_variable", f"{node.id} is used outside of its loop, where it has no value compiled")
+        if isinstance(node, ast.For) and dotted(node.iter.func) in _COMPILED_LOOPS:
+            self._loop_variables(node.iter, open_loops)
+            for statement in node.body:
+                self._loop_variables(statement, open_loops | {node.target.id})
+            return
+        for child in ast.iter_child_nodes(node):
+            self._loop_variables(child, open_loops)
 
     def _bind(self, node: ast.AST, name: str) -> None:
         if name != "_":
@@ -242,6 +258,8 @@ class _Checker:
                 if dotted(func) not in _LOOPS:
                     self.fail(node, "loop", "loop over range, tl.range or tl.static_range")
                 self._call(loop)
+                if dotted(func) in _COMPILED_LOOPS:
+                    self.loop_variables.add(node.target.id)
                 self._block(body)
             case ast.For(target=ast.Name(), orelse=[]):
                 self.fail(node, "loop", "loop over range, tl.range or tl.static_range")
