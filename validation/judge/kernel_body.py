@@ -153,7 +153,6 @@ class _Checker:
         self.function = function
         self.scope = scope
         self.locals: set[str] = set()
-        self.loop_variables: set[str] = set()
 
     def fail(self, node: ast.AST, reason: str, what: str) -> None:
         reject(self.scope.file, node, reason, what)
@@ -176,20 +175,46 @@ class _Checker:
         ):
             body = body[1:]
         self._block(body)
-        self._loop_variables(function, frozenset())
+        self._gone(body, frozenset())
 
-    def _loop_variables(self, node: ast.AST, open_loops: frozenset[str]) -> None:
-        """Refuses a loop's variable outside of its loop: compiled, it holds nothing there (ub.poison)."""
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
-            if node.id in self.loop_variables - open_loops:
-                self.fail(node, "loop_variable", f"{node.id} is used outside of its loop, where it has no value compiled")
-        if isinstance(node, ast.For) and dotted(node.iter.func) in _COMPILED_LOOPS:
-            self._loop_variables(node.iter, open_loops)
-            for statement in node.body:
-                self._loop_variables(statement, open_loops | {node.target.id})
-            return
-        for child in ast.iter_child_nodes(node):
-            self._loop_variables(child, open_loops)
+    def _gone(self, statements: list[ast.stmt], gone: frozenset[str]) -> frozenset[str]:
+        """Refuses reading a variable of a loop behind that loop: compiled, it holds nothing there (ub.poison).
+
+        `gone` are such variables before the statements; returned are those behind them, until assigned again.
+        """
+        for node in statements:
+            match node:
+                case ast.For(target=target, iter=loop, body=body):
+                    self._read(loop, gone)
+                    inner = self._gone(body, gone - {target.id})
+                    inner = self._gone(body, (gone | inner) - {target.id})
+                    gone = gone - {target.id} | inner - {target.id}
+                    if dotted(loop.func) in _COMPILED_LOOPS:
+                        gone |= {target.id}
+                case ast.While(test=test, body=body):
+                    self._read(test, gone)
+                    gone |= self._gone(body, gone)
+                    self._read(test, gone)
+                    gone |= self._gone(body, gone)
+                case ast.If(test=test, body=body, orelse=orelse):
+                    self._read(test, gone)
+                    gone = self._gone(body, gone) | self._gone(orelse, gone)
+                case ast.AugAssign(target=target, value=value):
+                    self._read(value, gone)
+                    if target.id in gone:
+                        self._fail_gone(target)
+                case _:
+                    self._read(node, gone)
+                    gone -= {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+        return gone
+
+    def _read(self, node: ast.AST, gone: frozenset[str]) -> None:
+        for name in ast.walk(node):
+            if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Load) and name.id in gone:
+                self._fail_gone(name)
+
+    def _fail_gone(self, name: ast.Name) -> None:
+        self.fail(name, "loop_variable", f"{name.id} is read behind its loop, where it has no value once compiled")
 
     def _bind(self, node: ast.AST, name: str) -> None:
         if name != "_":
@@ -258,8 +283,6 @@ class _Checker:
                 if dotted(func) not in _LOOPS:
                     self.fail(node, "loop", "loop over range, tl.range or tl.static_range")
                 self._call(loop)
-                if dotted(func) in _COMPILED_LOOPS:
-                    self.loop_variables.add(node.target.id)
                 self._block(body)
             case ast.For(target=ast.Name(), orelse=[]):
                 self.fail(node, "loop", "loop over range, tl.range or tl.static_range")

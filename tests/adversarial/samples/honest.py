@@ -129,7 +129,7 @@ HINTS = replaced(
 LOOPS = replaced(
     KERNEL, "        tl.store(page + columns, new)\n",
     "        for i in range(0, 3):\n            new += i - 1\n        for i in range(0, 2):\n            new += 2 * i - 1\n"
-    "        for j in tl.static_range(0, 3):\n            new += 0\n        new += j - 2\n"
+    "        i = row * 0\n        new += i\n        for j in tl.static_range(0, 3):\n            new += 0\n        new += j - 2\n"
     "        tl.store(page + columns, new)\n",
 )  # fmt: skip
 
