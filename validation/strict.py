@@ -42,6 +42,8 @@ def parse(text: str, model: type[Model], path: Path | str) -> Model:
         raise UserError(f"{path}:{line[1] if line else 1}: not valid TOML: {error}", "correct the file") from error
     except _DuplicateKey as error:
         raise UserError(f"{path}: key {error.args[0]!r} is set twice", "remove one of them") from error
+    except (RecursionError, ValueError) as error:  # nested too deeply; a number of thousands of digits
+        raise UserError(f"{path}: cannot be parsed: {error}", "correct the file") from error
     try:
         # Through JSON, because pydantic's strict mode takes an array for a tuple, or text for an enum, only there.
         return model.model_validate_json(json.dumps(data))

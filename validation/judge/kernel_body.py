@@ -57,7 +57,8 @@ _CALLABLE = frozenset(
 _VALUES = frozenset({f"tl.{n}" for n in TL_TYPES | TL_CONSTANTS})
 _ANNOTATIONS = frozenset({"tl.constexpr", "tl.tensor", "tl.tensor_descriptor"} | {f"tl.{n}" for n in TL_TYPES})
 _HIGHER_ORDER = frozenset({"tl.reduce", "tl.associative_scan", "tl.map_elementwise"})
-_LOOPS = frozenset({"range", "tl.range", "tl.static_range"})
+_COMPILED_LOOPS = frozenset({"range", "tl.range"})
+_LOOPS = _COMPILED_LOOPS | {"tl.static_range"}
 
 _STATEMENTS = (
     ast.Assign, ast.AugAssign, ast.AnnAssign, ast.For, ast.While, ast.If, ast.Return, ast.Expr, ast.Pass, ast.Assert,
@@ -174,6 +175,46 @@ class _Checker:
         ):
             body = body[1:]
         self._block(body)
+        self._gone(body, frozenset())
+
+    def _gone(self, statements: list[ast.stmt], gone: frozenset[str]) -> frozenset[str]:
+        """Refuses reading a variable of a loop behind that loop: compiled, it holds nothing there (ub.poison).
+
+        `gone` are such variables before the statements; returned are those behind them, until assigned again.
+        """
+        for node in statements:
+            match node:
+                case ast.For(target=target, iter=loop, body=body):
+                    self._read(loop, gone)
+                    inner = self._gone(body, gone - {target.id})
+                    inner = self._gone(body, (gone | inner) - {target.id})
+                    gone = gone - {target.id} | inner - {target.id}
+                    if dotted(loop.func) in _COMPILED_LOOPS:
+                        gone |= {target.id}
+                case ast.While(test=test, body=body):
+                    self._read(test, gone)
+                    gone |= self._gone(body, gone)
+                    self._read(test, gone)
+                    gone |= self._gone(body, gone)
+                case ast.If(test=test, body=body, orelse=orelse):
+                    self._read(test, gone)
+                    gone = self._gone(body, gone) | self._gone(orelse, gone)
+                case ast.AugAssign(target=target, value=value):
+                    self._read(value, gone)
+                    if target.id in gone:
+                        self._fail_gone(target)
+                case _:
+                    self._read(node, gone)
+                    gone -= {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+        return gone
+
+    def _read(self, node: ast.AST, gone: frozenset[str]) -> None:
+        for name in ast.walk(node):
+            if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Load) and name.id in gone:
+                self._fail_gone(name)
+
+    def _fail_gone(self, name: ast.Name) -> None:
+        self.fail(name, "loop_variable", f"{name.id} is read behind its loop, where it has no value once compiled")
 
     def _bind(self, node: ast.AST, name: str) -> None:
         if name != "_":

@@ -121,6 +121,9 @@ def verify(
     if recorded.judge_digest != judge_digest:
         raise RecordedError("recorded.judge", "the installed judge is not the one that the record was made by")
     workloads = workloads_of(contract, recorded.checked, recorded.declared, recorded.unseen, recorded.far_base)
+    for names in (recorded.checked, recorded.declared):
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise RecordedError("recorded.workloads", f"the record lists {twice[0]} twice: one exam is not two")
     missing = [w.name for w in workloads.checked if not recorded.unseen.get(w.name)]
     if missing or not recorded.checked:
         message = f"the record has no unseen layout of {(missing or ['any workload'])[0]}"

@@ -88,6 +88,17 @@ SAMPLES = (
         "execution", "execution.timeout",
     ),
     Sample(
+        "follows an address", ("D-alignment",), "is wrong where its output lies at a multiple of 2 MiB, as a server's may",
+        edit((PAGE, "if (out.to(tl.int64) & 0x1FFFFF) == 0:\n            new = new * 2\n        " + PAGE)),
+        "execution", "execution.unsupported", words="pointer into an integer",
+    ),
+    Sample(
+        "loop variable after its loop", ("D-values",), "reads a loop's variable after the loop, where compiled code has none",
+        edit((PAGE, "for i in range(0, 3):\n            new += 0\n        if i != 2:\n            new = new * 2\n        "
+              + PAGE)),
+        "record", "loop_variable", runs="source", twin="loops",
+    ),
+    Sample(
         "false alignment", ("D-alignment",), "promises pointers aligned to 256 bytes, which only the judge's first copy are",
         edit((NEW, "x_row = tl.multiple_of(x, 256)\n        " + NEW)),
         "execution", "execution.false_hint", twin="true hints",

@@ -126,6 +126,13 @@ HINTS = replaced(
     "    x_stride = tl.multiple_of(x_stride, 8)",
 )  # fmt: skip
 
+LOOPS = replaced(
+    KERNEL, "        tl.store(page + columns, new)\n",
+    "        for i in range(0, 3):\n            new += i - 1\n        for i in range(0, 2):\n            new += 2 * i - 1\n"
+    "        i = row * 0\n        new += i\n        for j in tl.static_range(0, 3):\n            new += 0\n        new += j - 2\n"
+    "        tl.store(page + columns, new)\n",
+)  # fmt: skip
+
 HONEST = {
     "plain": ("accumulate", KERNEL),
     "scratch written before read": ("accumulate", TWO_LAUNCHES),
@@ -137,6 +144,7 @@ HONEST = {
     "redundant programs write the same": ("accumulate", REDUNDANT),
     "prefetch": ("accumulate", PREFETCH),
     "true hints": ("accumulate", HINTS),
+    "loops": ("accumulate", LOOPS),
     "normalise": ("normalise", NORM_KERNEL),
 }
 """name -> (op, text). In-place state is part of every `accumulate`."""

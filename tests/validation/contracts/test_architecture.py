@@ -67,6 +67,12 @@ def changed(tmp_path, edit):
         (('"short_conv_kernel_size": 4', '"short_conv_kernel_size": 4.5'), "short_conv_kernel_size", "integer"),
         (('"activation_situ_beta": 4.0', '"activation_situ_beta": null'), "activation_situ_beta", "valid number"),
         (('"use_full_rank_gate": true', '"use_full_rank_gate": false'), "use_full_rank_gate", "True"),
+        (('"mla_use_nope": true', '"mla_use_nope": 1'), "mla_use_nope", "valid boolean, got 1"),
+        (('"tie_word_embeddings": false', '"tie_word_embeddings": 0'), "tie_word_embeddings", "valid boolean, got 0"),
+        (('"moe_layer_freq": 1', '"moe_layer_freq": true'), "moe_layer_freq", "valid integer, got True"),
+        (('"topk_group": 1', '"topk_group": 2'), "topk_group", "should be 1, got 2"),
+        (('"activation_situ_beta": 4.0', '"activation_situ_beta": Infinity'), "activation_situ_beta", "finite"),
+        (('"rms_norm_eps": 1e-05', '"rms_norm_eps": 1e999'), "rms_norm_eps", "finite"),
         (('"num_experts_per_token": 16', '"num_experts_per_token": 897'), "num_experts_per_token", "at most"),
     ],
 )
@@ -81,6 +87,12 @@ def test_a_field_that_does_not_fit_is_named_with_its_line(tmp_path, edit, key, w
 def test_a_missing_field(tmp_path):
     path, _ = changed(tmp_path, ('    "q_lora_rank": 1536,\n', ""))
     with pytest.raises(UserError, match="text_config.q_lora_rank: is missing"):
+        Architecture.from_config(path)
+
+
+def test_more_layers_than_memory_holds(tmp_path):
+    path, _ = changed(tmp_path, ('"num_hidden_layers": 93', '"num_hidden_layers": 1000000000000'))
+    with pytest.raises(UserError, match="must hold each of 1 to 1000000000000 exactly once"):
         Architecture.from_config(path)
 
 

@@ -177,6 +177,12 @@ def test_json_syntax_and_duplicate_keys():
         strict.parse('{"inner": {"n": 1, "n": 2}}', Outer, "f.json")
 
 
+@pytest.mark.parametrize("value", ["1" + "0" * 5000, "[" * 100_000])
+def test_json_that_python_cannot_hold(value):
+    with pytest.raises(UserError, match="f.json: cannot be parsed"):
+        strict.parse(f'{{"inner": {value}', Outer, "f.json")
+
+
 def test_read(tmp_path):
     path = tmp_path / "f.toml"
     with pytest.raises(UserError, match="cannot be read"):

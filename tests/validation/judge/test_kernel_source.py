@@ -385,3 +385,41 @@ for module, names in ((tl, v.TL_FUNCTIONS | v.TL_TYPES | v.TL_CLASSES), (tl.math
     assert not [n for n in names if inspect.ismodule(getattr(module, n, None))]
 """
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+_LOOPS = """import triton
+import triton.language as tl
+
+
+@triton.jit
+def kernel(out, n):
+    {body}
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "line"),
+    [
+        ("for i in range(0, n):\n        n += 0\n    tl.store(out, i)", 9),
+        ("for i in tl.range(0, n):\n        n += 0\n    i += 1", 9),
+        ("i = 5\n    for i in range(0, n):\n        n += 0\n    if n > i:\n        n = 0", 10),
+        ("i = 5\n    for k in range(0, n):\n        tl.store(out, i)\n        for i in range(0, n):\n            n += 0", 9),
+    ],
+)
+def test_a_loop_variable_is_not_read_behind_its_loop(body, line):
+    with pytest.raises(KernelSourceError) as caught:
+        extract({"k.py": _LOOPS.format(body=body)}, "k.py")
+    assert (caught.value.reason, caught.value.line) == ("loop_variable", line)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "for i in range(0, n):\n        n += i\n    for i in range(0, n):\n        n += i",
+        "for i in range(0, n):\n        n += 0\n    i = 3\n    tl.store(out, i)",
+        "for i in tl.static_range(0, 3):\n        n += 0\n    tl.store(out, i)",
+        "i = 5\n    tl.store(out, i)\n    for i in range(i, n):\n        n += i",
+    ],
+)
+def test_a_loop_variable_that_has_a_value_may_be_read(body):
+    extract({"k.py": _LOOPS.format(body=body)}, "k.py")

@@ -78,6 +78,7 @@ CHANGES = {
     "judge": (dict(judge_digest="e" * 64), "recorded.judge"),
     "unknown workload": (dict(checked=("tp8_rows5",)), "recorded.workloads"),
     "nothing checked": (dict(checked=()), "recorded.workloads"),
+    "one workload twice": (dict(checked=("tp8_rows1", "tp8_rows1")), "recorded.workloads"),
     "no unseen layout": (dict(unseen={"tp8_rows1": (11,)}), "recorded.workloads"),
     "another layout": (dict(unseen={"tp8_rows1": (11,), "tp8_rows4": (12,)}), "recorded.plans"),
     "no plans": (dict(packs={}), "recorded.plans"),

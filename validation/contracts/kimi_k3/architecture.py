@@ -1,10 +1,13 @@
 """Constants of the Kimi K3 text backbone, read strictly from a published `config.json`."""
 
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, field_validator
+from pydantic import (
+    AfterValidator, BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, StrictBool, StrictInt, field_validator,
+)  # fmt: skip
 
 from ... import strict
 from ...errors import UserError
@@ -20,10 +23,28 @@ NANO = Path(__file__).parent / "nano.json"
 PROJECTION_ALIGNMENT = 16
 
 
+
+def _only(constant: bool | int) -> Callable[[bool | int], bool | int]:
+    """Validates that a value is `constant`."""
+
+    def check(value: bool | int) -> bool | int:
+        if value != constant:
+            raise ValueError(f"Input should be {constant}")
+        return value
+
+    return check
+
+
+# A Literal compares by value, for which 1 is True: the type is held first.
+_True = Annotated[StrictBool, AfterValidator(_only(True))]
+_False = Annotated[StrictBool, AfterValidator(_only(False))]
+_One = Annotated[StrictInt, AfterValidator(_only(1))]
+
+
 class _Published(BaseModel):
     """A part of a published configuration: other keys (vision, tokens, loader hints) are not ours to judge."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True, allow_inf_nan=False)
 
 
 class LinearAttention(_Published):
@@ -33,7 +54,7 @@ class LinearAttention(_Published):
     head_dim: PositiveInt
     short_conv_kernel_size: PositiveInt
     gate_lower_bound: float = Field(lt=0, ge=-5)
-    use_full_rank_gate: Literal[True]
+    use_full_rank_gate: _True
     kda_layers: tuple[PositiveInt, ...]
     full_attn_layers: tuple[PositiveInt, ...]
 
@@ -47,7 +68,7 @@ class TextConfig(_Published):
     num_attention_heads: PositiveInt
     vocab_size: PositiveInt
     max_position_embeddings: PositiveInt
-    tie_word_embeddings: Literal[False]
+    tie_word_embeddings: _False
     rms_norm_eps: PositiveFloat
     hidden_act: Literal["situ"]
     activation_situ_beta: PositiveFloat
@@ -59,27 +80,28 @@ class TextConfig(_Published):
     qk_nope_head_dim: PositiveInt
     qk_rope_head_dim: PositiveInt
     v_head_dim: PositiveInt
-    mla_use_nope: Literal[True]
-    mla_use_output_gate: Literal[True]
+    mla_use_nope: _True
+    mla_use_output_gate: _True
     first_k_dense_replace: int = Field(ge=0)
-    moe_layer_freq: Literal[1]
+    moe_layer_freq: _One
     num_experts: PositiveInt
     num_experts_per_token: PositiveInt
     num_shared_experts: PositiveInt
-    num_expert_group: Literal[1]
-    topk_group: Literal[1]
+    num_expert_group: _One
+    topk_group: _One
     moe_intermediate_size: PositiveInt
     routed_expert_hidden_size: PositiveInt
-    latent_moe_use_norm: Literal[True]
+    latent_moe_use_norm: _True
     moe_router_activation_func: Literal["sigmoid"]
-    moe_renormalize: Literal[True]
+    moe_renormalize: _True
     routed_scaling_factor: PositiveFloat
 
     @field_validator("linear_attn_config")
     @classmethod
     def _layers(cls, linear: LinearAttention, info) -> LinearAttention:
         layers = info.data.get("num_hidden_layers")
-        if layers is not None and sorted(linear.kda_layers + linear.full_attn_layers) != list(range(1, layers + 1)):
+        listed = sorted(linear.kda_layers + linear.full_attn_layers)
+        if layers is not None and (len(listed) != layers or listed != list(range(1, layers + 1))):
             raise ValueError(f"kda_layers and full_attn_layers must hold each of 1 to {layers} exactly once")
         return linear
 

@@ -198,7 +198,13 @@ def atomic_poll(self, *_arguments):
     raise NotInterpretable("tl.atomic_poll waits for other programs, which run one after another here")
 
 
+def pointer_to_integer(self, *_arguments):
+    """An address as a number: results could follow it, and the judge's addresses are not those of a server."""
+    raise NotInterpretable("a kernel turns a pointer into an integer; results may not depend on where a buffer lies")
+
+
 METHODS = {
+    "create_ptr_to_int": pointer_to_integer,
     "create_load": load,
     "create_masked_load": masked_load,
     "create_store": store,

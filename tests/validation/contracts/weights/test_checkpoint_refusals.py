@@ -1,6 +1,7 @@
 """A checkpoint that is not what it says it is: each defect is refused by name, before any tensor is used."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -203,6 +204,20 @@ def test_missing_shard(small_checkpoint):
     path.unlink()
     what = refusal(small_checkpoint).what
     assert what.startswith(f"{path}: {LAYER_0}") and "missing" in what
+
+
+def test_shard_that_is_a_pipe(small_checkpoint):
+    path = small_checkpoint / "model-00001-of-00003.safetensors"
+    path.unlink()
+    os.mkfifo(path)
+    what = refusal(small_checkpoint).what
+    assert what.startswith(f"{path}: {LAYER_0}") and "found something that is no regular file" in what
+
+
+def test_shard_behind_a_link(small_checkpoint):
+    path = small_checkpoint / "model-00001-of-00003.safetensors"
+    path.symlink_to(path.rename(path.with_suffix(".blob")))
+    load_model(open_small(small_checkpoint), Shard())
 
 
 def test_index_that_names_a_file_without_the_tensor(small_checkpoint):

@@ -75,6 +75,13 @@ def test_a_directory_is_never_overwritten(nano, tmp_path):
         synthetic.write(tmp_path / "mine", nano, layers=[0])
 
 
+@pytest.mark.parametrize("layer", [-1, 13])
+def test_no_such_layer_is_written(nano, tmp_path, layer):
+    with pytest.raises(UserError, match=f"there is no layer {layer}"):
+        synthetic.write(tmp_path / "none", nano, layers=[layer])
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_an_interrupted_write_leaves_nothing(nano, tmp_path, monkeypatch):
     def interrupted(*args, **options):
         raise KeyboardInterrupt

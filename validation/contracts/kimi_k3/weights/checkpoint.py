@@ -123,6 +123,11 @@ class Checkpoint:
     def _open(self, file: str, names: list[str]) -> safe_open:
         """One shard, once everything that the index says about it has been found true."""
         path = self.directory / file
+        if path.exists() and not path.is_file():  # opening a pipe would never end
+            raise UserError(
+                f"{path}: {names[0]}{_more(names)}: found something that is no regular file, expected a shard",
+                "fetch the file again",
+            )
         try:
             shard = safe_open(path, "pt")
         except (OSError, SafetensorError) as error:

@@ -39,11 +39,13 @@ def write(
 
     One shard a layer and one for the ends; one layer at a time is in memory; `directory` appears only when complete.
     Experts are used unevenly, each of them sometimes. With `ties`, experts 2n and 2n + 1 always score the same. An
-    `A_log` vector gets a tail of zeros. Raises UserError if `directory` exists.
+    `A_log` vector gets a tail of zeros. Raises UserError if `directory` exists, or for a layer that there is not.
     """
     if directory.exists():
         raise UserError(f"{directory}: exists already", "name a new directory, or remove this one")
     chosen = range(architecture.layers) if layers is None else sorted(set(layers))
+    if odd := [layer for layer in chosen if not 0 <= layer < architecture.layers]:
+        raise UserError(f"there is no layer {odd[0]}", f"layers count from 0 to {architecture.layers - 1}")
     parts = [expected(architecture, [layer], ends=False, a_log=a_log) for layer in chosen]
     if ends:
         parts.append(expected(architecture, [], a_log=a_log))
