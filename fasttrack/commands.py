@@ -64,10 +64,11 @@ def evaluate_pack(
 ) -> NoReturn:
     """Judges a candidate that was recorded before, here or elsewhere, or says what was said of the record before."""
     from fasttrack_validation.judge import pack_file
+    from fasttrack_validation.judge.recorded import require_whole
 
     contract = services.contract(model_dir.load(model).manifest.model.contract)
     recorded = pack_file.read(path)
-    contract.op(recorded.candidate.op)
+    require_whole(recorded, contract.op(recorded.candidate.op))
     with services.judge(contract, unsafe_no_sandbox, device) as judge:
         judged = {"record": recorded.digest(), "asked": "rule"}
         identity = judge.identity(recorded.candidate.op)

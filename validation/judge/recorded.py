@@ -138,6 +138,19 @@ def verify(
     return workloads
 
 
+def require_whole(recorded: Recorded, contract: OpContract) -> None:
+    """Raises RecordedError unless the record covers every declared workload, each with an unseen layout.
+
+    `Judge.record` makes such records unless it is told which workloads to take. A file that covers less would sit a
+    smaller exam than its verdict seems to say.
+    """
+    declared = {w.name for w in contract.workloads()}
+    lacking = sorted(declared - set(recorded.declared)) or sorted(n for n in declared if not recorded.unseen.get(n))
+    if lacking and not recorded.stopped:
+        message = f"the record does not cover {lacking[0]} of {contract.op}, or has no unseen layout of it"
+        raise RecordedError("recorded.workloads", message)
+
+
 def _verify_packs(recorded: Recorded, workloads: Workloads) -> None:
     planned = workloads.planned
     if set(recorded.packs) != set(planned):

@@ -15,7 +15,7 @@ from fasttrack_validation.contracts.base import Far
 from fasttrack_validation.judge import pack_file, recorded
 from fasttrack_validation.judge.device_code.records import DeviceCode
 from fasttrack_validation.judge.pack import variant_key
-from fasttrack_validation.judge.recorded import Recorded, RecordedError, verify, workloads_of
+from fasttrack_validation.judge.recorded import Recorded, RecordedError, require_whole, verify, workloads_of
 from fasttrack_validation.judge.verdict import CheckResult, Outcome
 from fasttrack_validation.records import canonical_json, sha256
 
@@ -51,6 +51,16 @@ def record() -> Recorded:
 
 def check(record: Recorded, contract=None):
     return verify(record, "toy", contract or Toy(), CONTRACT, JUDGE)
+
+
+@pytest.mark.parametrize(
+    "smaller", [{"declared": NAMES[:1], "checked": NAMES[:1]}, {"unseen": {"tp8_rows1": (11,)}}]
+)
+def test_a_smaller_exam_is_not_the_whole_one(record, smaller):
+    require_whole(record, Toy())
+    with pytest.raises(RecordedError) as error:
+        require_whole(record.model_copy(update=smaller), Toy())
+    assert error.value.reason == "recorded.workloads" and "tp8_rows4" in str(error.value)
 
 
 def test_a_record_comes_back_as_it_was(record, tmp_path):

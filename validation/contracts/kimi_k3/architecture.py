@@ -66,6 +66,7 @@ class TextConfig(_Published):
     intermediate_size: PositiveInt
     num_hidden_layers: PositiveInt
     num_attention_heads: PositiveInt
+    num_key_value_heads: PositiveInt
     vocab_size: PositiveInt
     max_position_embeddings: PositiveInt
     tie_word_embeddings: _False
@@ -84,7 +85,7 @@ class TextConfig(_Published):
     mla_use_output_gate: _True
     first_k_dense_replace: int = Field(ge=0)
     moe_layer_freq: _One
-    num_experts: PositiveInt
+    num_experts: int = Field(gt=0, le=1 << 16)
     num_experts_per_token: PositiveInt
     num_shared_experts: PositiveInt
     num_expert_group: _One
@@ -104,6 +105,13 @@ class TextConfig(_Published):
         if layers is not None and (len(listed) != layers or listed != list(range(1, layers + 1))):
             raise ValueError(f"kda_layers and full_attn_layers must hold each of 1 to {layers} exactly once")
         return linear
+
+    @field_validator("num_key_value_heads")
+    @classmethod
+    def _one_latent_for_every_head(cls, heads: int, info) -> int:
+        if heads != info.data.get("num_attention_heads", heads):
+            raise ValueError(f"must be num_attention_heads = {info.data['num_attention_heads']}: no heads are grouped")
+        return heads
 
     @field_validator("num_experts_per_token")
     @classmethod

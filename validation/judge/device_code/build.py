@@ -26,7 +26,7 @@ _version = cache(metadata.version)
 ENTRY = f"{__package__}.compile_job:run"
 
 # Bump when compile_job or DeviceCode changes what a cached entry means.
-_CACHE_SCHEMA = 2
+_CACHE_SCHEMA = 3
 _MAX_FAULT = 2000
 
 

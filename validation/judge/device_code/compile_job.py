@@ -97,6 +97,10 @@ def _compile(variant: KernelVariant, target: int, scratch: Path) -> tuple[dict[s
         raise _Problem("compile.error", _with_causes(error)) from error
     except (AssertionError, RuntimeError, ValueError, TypeError, KeyError, NotImplementedError) as error:
         raise _Problem("compile.error", f"{type(error).__name__}: {_with_causes(error)}") from error
+    if "tt.ptr_to_int" in compiled.asm["ttir"]:
+        # What a buffer's address is says nothing about the task; a kernel that asks can tell one run from another.
+        message = f"{variant.function} turns a pointer into a number: results may not follow from addresses"
+        raise _Problem("compile.address_as_number", message)
     facts = compiled.metadata
     columns = facts.tmem_size or 0
     for what, need, limit in (

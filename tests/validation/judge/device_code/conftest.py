@@ -61,6 +61,10 @@ def wave(x, o, BLOCK: tl.constexpr):
     tl.store(o + i, tl.erf(tl.sin(tl.load(x + i))))
 
 @triton.jit
+def asks_where(x):
+    tl.store(x, (x.to(tl.int64) & 255).to(tl.float32))
+
+@triton.jit
 def wrong(x):
     tl.store(x, undefined_name)
 """

@@ -213,3 +213,8 @@ def test_a_table_of_addresses(lab):
     kernel = lab.variant("table", {"peers": "*i64", "o": "*fp32"})
     code, _ = figures(build({"kernels.py": RICH}, {"kernel": kernel}, lab.run_job, targets=(90,)))
     assert code.parameters == ("peers", "o") and code.tensor_maps == {}
+
+
+def test_an_address_is_no_number(lab, compiled):
+    (problem,) = compiled(lab.variant("asks_where", {"x": "*fp32"})).problems
+    assert problem.reason == "compile.address_as_number" and "asks_where" in problem.message
