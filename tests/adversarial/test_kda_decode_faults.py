@@ -54,7 +54,7 @@ FAULTS = {
     ),
     "null slot written": (
         [("    if slot <= 0:\n        tl.store(y, ", "    if slot < 0:\n        tl.store(y, ")],
-        "state.foreign_page", ("null page", "elements changed"),
+        "state.foreign_page", ("null page",),
     ),
     "dense stride assumed": (
         [("recurrent_state + slot * state_page * 4 + head * D * D\n    tile += tl.arange(0, BLOCK_V)",

@@ -20,6 +20,7 @@ class Sample:
     `ids` are of the list in README.md (device code and plans: D-.. and P-..). It must be rejected by `check` for `reason`.
     With `reason` None what it tries is without effect: the verdict must be `accepted`, on the merits of a right kernel.
     A reason that ends in `.*` stands for its family: a wrong stride reads noise, and noise errs in every way.
+    `A or B` means that the draw decides which of two shows first.
     `runs` says where; samples that need a device (`gpu`) are recorded and interpreted too, and `reason` is the device's.
     `twin` names the honest sample (HONEST) that does the like and must pass.
     """
@@ -46,8 +47,10 @@ class Sample:
 
     def for_its_reason(self, reason: str) -> bool:
         """Whether a verdict with `reason` rejects it as it must."""
-        family = self.reason is not None and self.reason.endswith(".*") and reason.startswith(self.reason[:-1])
-        return family or self.reason in (None, reason)
+        if self.reason is None:
+            return True
+        ids = self.reason.split(" or ")
+        return any(reason == one or (one.endswith(".*") and reason.startswith(one[:-1])) for one in ids)
 
 
 def edit(*edits: tuple[str, str], op: str = "accumulate") -> str:
