@@ -154,7 +154,7 @@ def report(model: str, *, as_json: bool) -> None:
     directory = model_dir.load(model)
     pages = sorted((directory.path / "report").glob("**/*.md"))
     if not pages:
-        raise UserError(f"{directory.path / 'report'} has no report", f"make one: `fasttrack propose {model}`")
+        raise UserError(f"{directory.path / 'report'} has no report", f"make one: `fasttrack propose {model} --op OP`")
     if as_json:
         print(json.dumps({"pages": [str(page) for page in pages]}))
         return

@@ -101,7 +101,8 @@ def propose(options: Options, services: Services, voice: Voice) -> Outcome:
                   f"the run starts from the commit {request.base[:12]}")  # fmt: skip
     runs = runs_directory(directory.checkout)
     if options.dry_run:
-        plan = f"would judge up to {request.rounds} candidates for {options.model}/{options.op}, then commit the picks"
+        count = "one candidate" if options.submitted else f"up to {request.rounds} candidates"
+        plan = f"would judge {count} for {options.model}/{options.op}, then commit the picks"
         voice.say(f"{plan} to the new branch {request.branch} from {request.base[:12]}; run directory under {runs}")
         return Outcome(exit_code=PASS, message=plan, branch=request.branch)
     text = None if scripted is None else render_transcript(scripted)
