@@ -8,6 +8,7 @@ from ..numerics.calibrate import Decision, Measurement, decide
 from ..performance.hardware import profiles
 from ..timing.model import LaunchShape, model_plan
 from ..timing.result import Timing
+from ..timing.session import STOCK
 from .candidate import Candidate
 from .inspect_trial import Finding
 from .pack import KernelPack, variant_key
@@ -165,7 +166,7 @@ class Ruling:
 
     def timed(self, hardware: str, workload: str, timing: Timing) -> None:
         """Takes a finished timing session in. A fault of the stock path's is the judge's own, not the candidate's."""
-        blamed = [fault for fault in timing.faults if not fault.message.startswith("stock: ")]
+        blamed = [fault for fault in timing.faults if fault.contestant != STOCK]
         if timing.disturbed:
             # What the clocks say then says nothing of the candidate; what its calls computed still does.
             blamed = [fault for fault in blamed if fault.reason == TIMED["C3"]]

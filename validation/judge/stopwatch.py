@@ -21,7 +21,7 @@ from .replay.device import Device
 from .replay.timed import Bench
 from .trials import Trial
 
-DISTRIBUTION_SETS = 4
+INPUT_SETS = 4
 # The card's memory is shared by the timed slots, the verifying ones, and the stock path with its repacked weights.
 MEMORY_SHARE = 0.2
 
@@ -87,7 +87,7 @@ class Stopwatch:
         contract = self._model.op(op)
         specs = contract.tensors(workload)
         distribution = next(iter(contract.distributions))
-        seeds = [self._source.getrandbits(62) for _ in range(DISTRIBUTION_SETS)]
+        seeds = [self._source.getrandbits(62) for _ in range(INPUT_SETS)]
         prepared = prepare(distribution, seeds[0])
         cost = contract.cost(workload)
         own = sum(s.storage_elements * s.dtype.bytes * (1 if s.role is TensorRole.STATIC else 2) for s in specs)
@@ -111,7 +111,8 @@ class Stopwatch:
             comparison=session.comparison, launches=len(pack.launches), stock_launches=self._stock.launches,
             physical_floor_us=physical_floor_us(cost.bytes, cost.flops, self._hardware),
             target_floor_us=cost.bytes / self.ceiling * 1e6, ceiling_bytes_per_second=self.ceiling,
-            conditions=session.conditions, disturbed=disturbance(session.conditions, OWN_PROCESSES), stock_flags=dict(self._stock.flags()),
+            conditions=session.conditions, disturbed=disturbance(session.conditions, OWN_PROCESSES),
+            stock_flags=dict(self._stock.flags()),
             samples={session.a.name: session.a.samples, session.b.name: session.b.samples}, faults=session.faults,
         ), audits  # fmt: skip
 

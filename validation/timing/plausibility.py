@@ -28,6 +28,7 @@ class Fault(Frozen):
 
     reason: str
     message: str
+    contestant: str = Field(default="", description="whose; set by the session")
 
 
 def clocks_fault(readings: Sequence[Reading]) -> Fault | None:

@@ -19,6 +19,7 @@ from .comparison import ALPHA, SMALLEST_EFFECT, Comparison, Quad, compare
 from .plausibility import Fault, Reading, clocks_fault, floor_fault
 from .statistics import Interval, median_interval
 
+STOCK = "stock"
 QUADS = 12
 WARM_UP_REPLAYS = 6
 
@@ -119,7 +120,7 @@ def run_session(
     times_a = _times(a, tuple(x for q in quads for x in (q.a1, q.a2)))
     times_b = _times(b, tuple(x for q in quads for x in (q.b1, q.b2)))
     faults = [
-        fault.model_copy(update={"message": f"{one.name}: {fault.message}"})
+        fault.model_copy(update={"contestant": one.name, "message": f"{one.name}: {fault.message}"})
         for one, times in ((a, times_a), (b, times_b))
         for fault in (
             one.verify(history[id(one)]),

@@ -9,7 +9,7 @@ from multiprocessing.connection import Connection
 
 from ..contracts.base import Workload
 from .plausibility import Reading
-from .session import Replay
+from .session import STOCK, Replay
 
 DEADLINE_SECONDS = 300
 # What the process may see of the caller's environment: where programs and drivers lie, nothing that tunes a library.
@@ -23,7 +23,7 @@ class StockFailed(Exception):
 class StockProcess:
     """A clean process in which the stock path is timed. A context manager; itself a `session.Contestant`."""
 
-    name = "stock"
+    name = STOCK
 
     def __init__(self, model: str) -> None:
         self._model = model

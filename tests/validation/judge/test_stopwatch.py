@@ -174,7 +174,7 @@ def timing(*faults):
 )
 def test_each_fault_fails_its_check(reason, check):
     found = ruling()
-    found.timed("h200", WORKLOAD.name, timing(Fault(reason=reason, message="candidate: it is")))
+    found.timed("h200", WORKLOAD.name, timing(Fault(reason=reason, message="candidate: it is", contestant="candidate")))
     failed = [c for c in found.unmet if c.outcome is Outcome.FAIL]
     assert [(c.check, c.reason) for c in failed] == [(check, reason)]
 
@@ -192,7 +192,7 @@ def test_honest_timings_pass_and_fill_the_cell():
 
 def test_a_fault_of_the_stock_path_is_not_the_candidates():
     found = ruling()
-    found.timed("h200", WORKLOAD.name, timing(Fault(reason="timing.impossible", message="stock: too fast")))
+    found.timed("h200", WORKLOAD.name, timing(Fault(reason="timing.impossible", message="stock: too fast", contestant="stock")))
     assert not [c for c in found.unmet if c.outcome is Outcome.FAIL]
     found.model_times({WORKLOAD.name: toy_pack(WORKLOAD)}, [], [WORKLOAD], {})
     assert found.verdict().cells[0].cell.reason == "stock: too fast"

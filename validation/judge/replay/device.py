@@ -330,10 +330,6 @@ class Session:
         """Copies a slot's arena into memfd `memory`."""
         self._call("download", {"slot": slot}, memory=[memory])
 
-    def update(self, slot: int, memory: int, regions: Mapping[str, int]) -> None:
-        """New contents for regions of a slot, from these offsets of memfd `memory`; `restore` returns to them."""
-        self._call("update", {"slot": slot, "regions": dict(regions)}, memory=[memory])
-
     def reload(self) -> None:
         """Loads the code afresh: global symbols start anew. A captured graph is dropped; slots keep what they hold."""
         self._call("reload", {}, seconds=LOAD_SECONDS)

@@ -104,24 +104,6 @@ class Slot:
             region = self.regions[name]
             self.kernels.freshen(self.base + region.offset, region.bytes, seed + number, mask, self.stream)
 
-    def update(self, host: int, places: Mapping[str, tuple[int, int]]) -> None:
-        """New contents for some regions, from (offset, bytes) in host memory; `restore` returns to the new ones."""
-        self.driver.synchronize()
-        for name, (offset, size) in places.items():
-            self.driver.upload(self.base + self.regions[name].offset, host + offset, size)
-        self._keep_regions(places)
-
-    def _keep_regions(self, names: Iterable[str]) -> None:
-        for name in names:
-            region = self.regions[name]
-            start, place = self.lead + region.offset, self._pristine
-            for offset, size in self._ranges:
-                if offset <= start and start + region.bytes <= offset + size:
-                    target = place + start - offset
-                    self.driver.copy(target, self.allocation + start, region.bytes, self.stream)
-                place += _padded(size)
-        self.driver.synchronize()
-
     def watched(self, everything: bool) -> list[tuple[int, int]]:
         """(address, bytes) that a digest covers: the written regions, or all but scratch and counters."""
         if not everything:

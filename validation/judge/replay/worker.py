@@ -229,18 +229,6 @@ class Worker:
             slot.read(host)
         return {}
 
-    def update(self, request: dict, blobs: Sequence[bytes], memory: Sequence[int]) -> dict:
-        """New contents for regions of a slot, from the memory file; `restore` returns to them."""
-        (slot,) = self._named([_only(request, "slot", "regions")["slot"]])
-        places = {}
-        for name, offset in request["regions"].items():
-            if name not in slot.regions:
-                raise CommandError(f"no region {name!r}")
-            places[name] = (_number({"offset": offset}, "offset"), slot.regions[name].bytes)
-        with self._mapped(memory, max((sum(place) for place in places.values()), default=1)) as host:
-            slot.update(host, places)
-        return {}
-
     def probe(self, request: dict, blobs: Sequence[bytes], memory: Sequence[int]) -> dict:
         """Noise of the judge's, digested on the device: whoever asked knows what comes out."""
         size, seed = _number(_only(request, "size", "seed", "key"), "size"), _number(request, "seed")
@@ -311,7 +299,7 @@ class Worker:
 
 
 COMMANDS: tuple[str, ...] = (
-    "load", "reload", "slot", "run", "capture", "replay", "restore", "freshen", "digest", "download", "update", "probe", "release",
+    "load", "reload", "slot", "run", "capture", "replay", "restore", "freshen", "digest", "download", "probe", "release",
 )  # fmt: skip
 
 
