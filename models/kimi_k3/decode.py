@@ -1,0 +1,173 @@
+"""Kimi K3's specialised decode path on one rank: what an engine builds, binds, plans with and runs.
+
+    decoder = Decoder(weights, environment, context, manifest, device="cuda")
+    decoder.bind(caches, pages=...)                 # after the engine has allocated its caches, and again if it moves them
+    match decoder.plan(step):
+        case Plan() as plan: logits = decoder.run(plan, inputs)
+        case Fallback(): ...                        # the engine's own path
+
+`run` enqueues on the current stream, allocates nothing and waits for nothing: an engine captures it after one call.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import dispatch
+from .environment import Environment, Objection, unsupported
+from .executor import Exchange, Executor, Prepared
+from .graph import EMBEDDING, LOGITS, Place, Source, step
+from .memory import Memory
+from .plan import Fallback, Plan, Step, plan
+from .plan import Prepared as PreparedFor
+from .schedule import schedule
+from .shape import PUBLISHED, Shape
+from .tensors import I32, STATIC, Rank
+from .weights import weight
+
+BUCKETS = (1, 2, 4, 8, 16, 32, 64)
+Caches = Mapping[int, Mapping[str, Tensor]]
+"""Layer -> conv_state and recurrent_state, or cache, as the ops' contracts lay them out; pages may lie apart"""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What one step is given, on the device. Rows that are padding already have slot 0 and length 0."""
+
+    embedding: Tensor
+    """[rows, d] bf16"""
+    slots: Tensor
+    """[rows] int32: KDA page of each row's request; 0 or less for padding"""
+    page_table: Tensor
+    """[rows, pages] int32"""
+    lengths: Tensor
+    """[rows] int32: tokens that a row sees, its own included; 0 for padding"""
+
+
+class Decoder:
+    """The specialised path of one rank. Between steps it keeps nothing: caches and inputs say all."""
+
+    def __init__(
+        self, weights: Any, environment: Environment, context: Any, manifest: dispatch.Manifest | None = None, *,
+        rank: int = 0, shape: Shape = PUBLISHED, buckets: Sequence[int] = BUCKETS, device: torch.device | str = "cuda",
+        exchange: Exchange = lambda values: None,
+    ) -> None:  # fmt: skip
+        """Raises ValueError where `unsupported` has objections: ask first."""
+        self.manifest = manifest or dispatch.load()
+        if objections := self.objections(environment, self.manifest, shape):
+            raise ValueError("; ".join(objection.text for objection in objections))
+        self.environment, self.rank, self.buckets = environment, Rank(shape, environment.tp, rank), tuple(sorted(buckets))
+        self.places = step(shape).places
+        self.executors: dict[int, Executor] = {}
+        self.prepared = Prepared()
+        self._weights, self._context, self._device, self._exchange = weights, context, device, exchange
+        self._lanes: dict[int, _Lane] = {}
+        self._pages = 0
+
+    @staticmethod
+    def objections(
+        environment: Environment, manifest: dispatch.Manifest | None = None, shape: Shape = PUBLISHED
+    ) -> tuple[Objection, ...]:
+        """All reasons against the specialised path in `environment`."""
+        return unsupported(environment, (manifest or dispatch.load()).claims, shape)
+
+    def bind(self, caches: Caches, pages: int) -> None:
+        """Prepares every bucket on `caches`, with page tables of `pages` entries: allocates, repacks, compiles nothing.
+
+        Raises schedule.NoKernel where a dispatch table has no entry, and ValueError for caches of another type.
+        """
+        _check(caches, self.rank.shape)
+        self._pages, self.executors = pages, {}
+        for rows in self.buckets:
+            lane = _Lane(self, caches, rows, pages)
+            calls = schedule(
+                self.places, self.places, self.manifest, self.environment.hardware, self.rank.tp, rows
+            )
+            self._lanes[rows] = lane
+            self.executors[rows] = Executor(
+                calls, lane, self.rank, rows, self._context, self.prepared, exchange=self._exchange
+            )
+
+    def unbind(self) -> None:
+        """The engine's caches are about to move: steps are the stock path's until `bind`."""
+        self.executors, self._lanes = {}, {}
+
+    def plan(self, step: Step) -> Plan | Fallback:
+        """How `step` runs."""
+        width = self.environment.verify_width
+        return plan(step, PreparedFor(self.buckets, width, self._pages, bound=bool(self.executors)))
+
+    def run(self, plan: Plan, inputs: Inputs) -> Tensor:
+        """This rank's logits [rows, vocabulary / tp] bf16, in a buffer that the next step of this bucket overwrites."""
+        self._lanes[plan.bucket].take(inputs, plan.rows)
+        self.executors[plan.bucket].run()
+        return self._lanes[plan.bucket].memory.written(LOGITS)[: plan.rows]
+
+    def lane(self, bucket: int) -> "_Lane":
+        """The buffers of one bucket: for what exchanges values between ranks."""
+        return self._lanes[bucket]
+
+    @property
+    def extra_bytes(self) -> int:
+        """Memory beyond weights and caches: repacked weights and buffers."""
+        return self.prepared.bytes + sum(lane.memory.bytes for lane in self._lanes.values())
+
+
+class _Lane:
+    """The tensors of one bucket: the step's memory, the engine's weights and caches, the tables of a step."""
+
+    def __init__(self, decoder: Decoder, caches: Caches, rows: int, pages: int) -> None:
+        self.memory = Memory(decoder.places, decoder.rank, rows, decoder._device)
+        self._weights, self._caches, self._rank = decoder._weights, caches, decoder.rank
+        self._given = {
+            "slots": self.memory.buffer("slots", (rows,), I32),
+            "page_table": self.memory.buffer("page_table", (rows, pages), I32),
+            "lengths": self.memory.buffer("lengths", (rows,), I32),
+        }
+        self.embedding = self.memory.whole(EMBEDDING)
+        self.dense, self.buffer = self.memory.dense, self.memory.buffer
+
+    def of(self, place: Place, tensor: str) -> Tensor:
+        """As executor.Tensors."""
+        if tensor in STATIC[place.op]:
+            return weight(self._weights, place, tensor, self._rank)
+        if tensor in self._given:
+            return self._given[tensor]
+        if place.layer is not None and tensor in self._caches[place.layer]:
+            return self._caches[place.layer][tensor]
+        return self.memory.read(place, tensor) if tensor in place.reads else self.memory.written(place.writes[tensor])
+
+    def take(self, inputs: Inputs, rows: int) -> None:
+        """Copies a step's inputs in; the rows behind them become padding: slot 0, length 0, an embedding of zeros."""
+        given = (
+            (self.embedding, inputs.embedding), (self._given["slots"], inputs.slots),
+            (self._given["page_table"], inputs.page_table), (self._given["lengths"], inputs.lengths),
+        )  # fmt: skip
+        for own, theirs in given:
+            if theirs.dtype != own.dtype or len(theirs) != rows:
+                raise ValueError(f"{rows} rows of {own.dtype} are wanted, not {tuple(theirs.shape)} {theirs.dtype}")
+            target = own[:rows] if own.dim() == 1 or theirs.shape[1] == own.shape[1] else own[:rows, : theirs.shape[1]]
+            target.copy_(theirs)
+            if rows < len(own):
+                own[rows:].zero_()
+
+
+def _check(caches: Caches, shape: Shape) -> None:
+    wanted = {
+        "conv_state": torch.bfloat16, "recurrent_state": torch.float32, "cache": torch.bfloat16
+    }  # fmt: skip
+    for layer in range(shape.layers):
+        names = ("conv_state", "recurrent_state") if layer in shape.kda_layers else ("cache",)
+        for name in names:
+            tensor = caches[layer][name]
+            if tensor.dtype != wanted[name] or tensor.stride(-1) != 1 or tensor.stride(0) * tensor.element_size() % 16:
+                raise ValueError(
+                    f"layer {layer}: {name} is {tensor.dtype} with strides {tensor.stride()}; kernels read "
+                    f"{wanted[name]}, channels side by side, pages on 16 bytes"
+                )
+
+
+__all__ = ["BUCKETS", "Decoder", "Fallback", "Inputs", "Plan", "Source", "Step"]
