@@ -1,8 +1,6 @@
 """CUDA's driver and run-time compiler through cuda-bindings: code from a file, launches with attributes, tensor maps."""
 
-import ctypes
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,30 +25,35 @@ class CompileError(RuntimeError):
     """A kernel file does not compile; the message holds the compiler's words."""
 
 
-def function(file: Path, name: str, constants: Mapping[str, Any], max_registers: int | None):
-    """The kernel `name` of `file`, loaded on the current device. Constants are macros."""
+def function(
+    sources: Mapping[str, str], file: str, name: str, constants: Mapping[str, Any], max_registers: int | None
+):
+    """The kernel `name` of `file`, one of `sources` (path -> text), loaded on the current device. Constants are macros."""
     major, minor = torch.cuda.get_device_capability()
     torch.cuda.current_stream()  # Makes torch's context the current one.
     options = [f"-arch=sm_{major}{minor}a", *(f"-D{key}={_macro(value)}" for key, value in sorted(constants.items()))]
     if max_registers is not None:
         options.append(f"--maxrregcount={max_registers}")
-    image = compiled(file, options)
+    image = compiled(sources, file, options)
     if image not in _modules:
         _modules[image] = _checked(driver.cuModuleLoadData(image))
     return _checked(driver.cuModuleGetFunction(_modules[image], name.encode()))
 
 
-def compiled(file: Path, options: Sequence[str]) -> bytes:
-    """`file` as a cubin. Headers beside it may be included. Raises CompileError."""
+def compiled(sources: Mapping[str, str], file: str, options: Sequence[str]) -> bytes:
+    """`file` as a cubin. It may include headers (.cuh) by their paths or from beside it. Raises CompileError."""
+    folder = file.rpartition("/")[0]
+    headers = {name: text for name, text in sources.items() if name.endswith(".cuh")}
+    headers |= {name.removeprefix(f"{folder}/"): text for name, text in headers.items()}
     directories = [find_nvidia_header_directory(name) for name in ("cudart", "cccl")]
-    included = [f"-I{file.parent}", *(f"-I{directory}" for directory in directories if directory)]
-    arguments = ["-std=c++17", *included, *options]
-    program = _checked(nvrtc.nvrtcCreateProgram(file.read_bytes(), file.name.encode(), 0, [], []))
+    arguments = ["-std=c++17", *(f"-I{directory}" for directory in directories if directory), *options]
+    names, texts = [name.encode() for name in headers], [text.encode() for text in headers.values()]
+    program = _checked(nvrtc.nvrtcCreateProgram(sources[file].encode(), file.encode(), len(names), texts, names))
     (status,) = nvrtc.nvrtcCompileProgram(program, len(arguments), [argument.encode() for argument in arguments])
     if status.value:
         log = b" " * _checked(nvrtc.nvrtcGetProgramLogSize(program))
         nvrtc.nvrtcGetProgramLog(program, log)
-        raise CompileError(f"{file.name} with {' '.join(options)}:\n{log.decode(errors='replace').rstrip()}")
+        raise CompileError(f"{file} with {' '.join(options)}:\n{log.decode(errors='replace').rstrip()}")
     cubin = b" " * _checked(nvrtc.nvrtcGetCUBINSize(program))
     _checked(nvrtc.nvrtcGetCUBIN(program, cubin))
     return cubin
@@ -67,7 +70,7 @@ def allow(function, shared_bytes: int, cluster: int) -> None:
 
 
 def launch(
-    function, grid: tuple[int, int, int], threads: int, shared_bytes: int, arguments: Sequence[bytes], stream: int,
+    function, grid: tuple[int, int, int], threads: int, shared_bytes: int, arguments: Sequence[Tensor], stream: int,
     *, pdl: bool, cluster: int, cooperative: bool,
 ) -> None:  # fmt: skip
     """Enqueues one launch."""
@@ -77,19 +80,21 @@ def launch(
     config.sharedMemBytes, config.hStream = shared_bytes, driver.CUstream(stream)
     config.attrs = _attributes(pdl, cluster, cooperative)
     config.numAttrs = len(config.attrs)
-    storage = ctypes.create_string_buffer(_PLACE * (len(arguments) + 1))
-    start = -(-ctypes.addressof(storage) // _PLACE) * _PLACE
-    pointers = (ctypes.c_void_p * max(1, len(arguments)))()
+    # The driver copies parameters from host memory at the launch, so tensors of this call will do.
+    storage = torch.zeros(_PLACE * (len(arguments) + 1), dtype=torch.uint8)
+    offset = -storage.data_ptr() % _PLACE
     for number, argument in enumerate(arguments):
-        pointers[number] = start + _PLACE * number
-        ctypes.memmove(start + _PLACE * number, argument, len(argument))
-    _checked(driver.cuLaunchKernelEx(config, function, ctypes.addressof(pointers), 0))
+        place = offset + _PLACE * number
+        storage[place : place + len(argument)] = argument
+    start = storage.data_ptr() + offset
+    pointers = start + _PLACE * torch.arange(max(1, len(arguments)), dtype=torch.int64)
+    _checked(driver.cuLaunchKernelEx(config, function, pointers.data_ptr(), 0))
 
 
 def tensor_map(
     tensor: Tensor, block_shape: Sequence[int], swizzle: int, padding: str, round_to_tf32: bool
-) -> bytes:
-    """The 128 bytes of a CUtensorMap over `tensor` in boxes of `block_shape`, both outermost axis first."""
+) -> Tensor:
+    """The bytes, [128] uint8, of a CUtensorMap over `tensor` in boxes of `block_shape`, both outermost axis first."""
     fills = driver.CUtensorMapFloatOOBfill
     fill = fills.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE
     if padding == "nan":
@@ -110,23 +115,24 @@ def tensor_map(
             fill,
         )
     )
-    return ctypes.string_at(encoded.getPtr(), 128)
+    words = torch.tensor([int(word) for word in encoded.opaque], dtype=torch.uint64)
+    return words.view(torch.uint8)
 
 
 def _attributes(pdl: bool, cluster: int, cooperative: bool) -> list:
-    names, found = driver.CUlaunchAttributeID, []
+    kinds, found = driver.CUlaunchAttributeID, []
 
-    def attribute(name: str):
+    def attribute(kind: Any):
         found.append(driver.CUlaunchAttribute())
-        found[-1].id = getattr(names, f"CU_LAUNCH_ATTRIBUTE_{name}")
-        return found[-1]
+        found[-1].id = kind
+        return found[-1].value
 
     if pdl:
-        attribute("PROGRAMMATIC_STREAM_SERIALIZATION").value.programmaticStreamSerializationAllowed = 1
+        attribute(kinds.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION).programmaticStreamSerializationAllowed = 1
     if cooperative:
-        attribute("COOPERATIVE").value.cooperative = 1
+        attribute(kinds.CU_LAUNCH_ATTRIBUTE_COOPERATIVE).cooperative = 1
     if cluster > 1:
-        size = attribute("CLUSTER_DIMENSION").value.clusterDim
+        size = attribute(kinds.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION).clusterDim
         size.x, size.y, size.z = cluster, 1, 1
     return found
 

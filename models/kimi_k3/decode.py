@@ -1,6 +1,6 @@
 """Kimi K3's specialised decode path on one rank: what an engine builds, binds, plans with and runs.
 
-    decoder = Decoder(weights, environment, context, manifest, device="cuda")
+    decoder = Decoder(weights, environment, directory, context)
     decoder.bind(caches, pages=...)                 # after the engine has allocated its caches, and again if it moves them
     match decoder.plan(step):
         case Plan() as plan: logits = decoder.run(plan, inputs)
@@ -16,17 +16,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import dispatch
+from .dispatch import Directory
 from .environment import Environment, Objection, unsupported
 from .executor import Exchange, Executor, Prepared
-from .graph import EMBEDDING, LOGITS, Place, Source, step
+from .graph import EMBEDDING, LOGITS, Place, step
 from .memory import Memory
 from .plan import Fallback, Plan, Step, plan
 from .plan import Prepared as PreparedFor
 from .schedule import schedule
 from .shape import PUBLISHED, Shape
 from .tensors import I32, STATIC, Rank
-from .weights import weight
+from .weights import weights
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 64)
 Caches = Mapping[int, Mapping[str, Tensor]]
@@ -51,28 +51,27 @@ class Decoder:
     """The specialised path of one rank. Between steps it keeps nothing: caches and inputs say all."""
 
     def __init__(
-        self, weights: Any, environment: Environment, context: Any, manifest: dispatch.Manifest | None = None, *,
-        rank: int = 0, shape: Shape = PUBLISHED, buckets: Sequence[int] = BUCKETS, device: torch.device | str = "cuda",
+        self, model: Any, environment: Environment, directory: Directory, context: Any, *, rank: int = 0, shape: Shape = PUBLISHED, buckets: Sequence[int] = BUCKETS, device: torch.device | str = "cuda",
         exchange: Exchange = lambda values: None,
     ) -> None:  # fmt: skip
-        """Raises ValueError where `unsupported` has objections: ask first."""
-        self.manifest = manifest or dispatch.load()
-        if objections := self.objections(environment, self.manifest, shape):
+        """`model` holds the rank's weights, see weights.py. Raises ValueError where there are objections: ask first."""
+        if objections := self.objections(environment, directory, shape):
             raise ValueError("; ".join(objection.text for objection in objections))
+        self.directory = directory
         self.environment, self.rank, self.buckets = environment, Rank(shape, environment.tp, rank), tuple(sorted(buckets))
         self.places = step(shape).places
         self.executors: dict[int, Executor] = {}
         self.prepared = Prepared()
-        self._weights, self._context, self._device, self._exchange = weights, context, device, exchange
+        self._model, self._context, self._device, self._exchange = model, context, device, exchange
         self._lanes: dict[int, _Lane] = {}
         self._pages = 0
 
     @staticmethod
     def objections(
-        environment: Environment, manifest: dispatch.Manifest | None = None, shape: Shape = PUBLISHED
+        environment: Environment, directory: Directory, shape: Shape = PUBLISHED
     ) -> tuple[Objection, ...]:
         """All reasons against the specialised path in `environment`."""
-        return unsupported(environment, (manifest or dispatch.load()).claims, shape)
+        return unsupported(environment, directory.claims, shape)
 
     def bind(self, caches: Caches, pages: int) -> None:
         """Prepares every bucket on `caches`, with page tables of `pages` entries: allocates, repacks, compiles nothing.
@@ -84,11 +83,12 @@ class Decoder:
         for rows in self.buckets:
             lane = _Lane(self, caches, rows, pages)
             calls = schedule(
-                self.places, self.places, self.manifest, self.environment.hardware, self.rank.tp, rows
+                self.places, self.places, self.directory, self.environment.hardware, self.rank.tp, rows
             )
             self._lanes[rows] = lane
             self.executors[rows] = Executor(
-                calls, lane, self.rank, rows, self._context, self.prepared, exchange=self._exchange
+                calls, self.directory.kernel, lane, self.rank, rows, self._context, self.prepared,
+                exchange=self._exchange,
             )
 
     def unbind(self) -> None:
@@ -121,7 +121,7 @@ class _Lane:
 
     def __init__(self, decoder: Decoder, caches: Caches, rows: int, pages: int) -> None:
         self.memory = Memory(decoder.places, decoder.rank, rows, decoder._device)
-        self._weights, self._caches, self._rank = decoder._weights, caches, decoder.rank
+        self._model, self._caches, self._rank = decoder._model, caches, decoder.rank
         self._given = {
             "slots": self.memory.buffer("slots", (rows,), I32),
             "page_table": self.memory.buffer("page_table", (rows, pages), I32),
@@ -133,7 +133,7 @@ class _Lane:
     def of(self, place: Place, tensor: str) -> Tensor:
         """As executor.Tensors."""
         if tensor in STATIC[place.op]:
-            return weight(self._weights, place, tensor, self._rank)
+            return weights(self._model, place, self._rank)[tensor]
         if tensor in self._given:
             return self._given[tensor]
         if place.layer is not None and tensor in self._caches[place.layer]:
@@ -170,4 +170,4 @@ def _check(caches: Caches, shape: Shape) -> None:
                 )
 
 
-__all__ = ["BUCKETS", "Decoder", "Fallback", "Inputs", "Plan", "Source", "Step"]
+__all__ = ["BUCKETS", "Decoder", "Fallback", "Inputs", "Plan", "Step"]

@@ -1,14 +1,14 @@
-"""The manifest and its dispatch tables, as the serving side reads them: which kernel, with which configuration."""
+"""The model directory as the serving side is given it: manifest, dispatch tables, kernel modules, CUDA C++ sources.
 
-import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
+Nothing here reads files or imports by name; whoever loads the directory (an engine's plug-in, a measurement) does.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from .environment import Claim
 
-ROOT = Path(__file__).parent
 PART = "+"
 
 
@@ -25,12 +25,28 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Manifest:
-    """`fasttrack.toml` with its tables."""
+class Directory:
+    """All of the directory that a step needs."""
 
     claims: tuple[Claim, ...]
     tables: Mapping[str, tuple[Mapping[str, Any], ...]]
     """Op, or several joined by `+` -> entries of its dispatch table"""
+    kernel: Callable[[str], Any]
+    """Kernel file, relative to the directory -> its module"""
+    sources: Mapping[str, str] = field(default_factory=dict)
+    """CUDA C++ files and headers, relative to the directory -> text"""
+
+    @classmethod
+    def of(
+        cls, manifest: Mapping[str, Any], read: Callable[[str], Mapping[str, Any]], kernel: Callable[[str], Any],
+        sources: Mapping[str, str],
+    ) -> "Directory":  # fmt: skip
+        """From the parsed manifest; `read` parses a TOML file of the directory."""
+        claims = tuple(
+            Claim(e["hardware"], e["tp"], tuple(e["rows"]), e["verify_width"]) for e in manifest["envelope"]
+        )
+        tables = {op: tuple(read(entry["dispatch"])["entry"]) for op, entry in manifest["ops"].items()}
+        return cls(claims, tables, kernel, sources)
 
     def choose(self, op: str, hardware: str, tp: int, rows: int) -> Choice | None:
         """The entry for these rows; None where the table has none."""
@@ -44,16 +60,3 @@ class Manifest:
     def parts(self) -> tuple[str, ...]:
         """Fused ops, those with most members first: where two fit, the longer one wins."""
         return tuple(sorted((op for op in self.tables if PART in op), key=lambda op: (-op.count(PART), op)))
-
-
-def load(root: Path = ROOT) -> Manifest:
-    """Reads the manifest of the model directory `root`."""
-    manifest = tomllib.loads((root / "fasttrack.toml").read_text("utf-8"))
-    claims = tuple(
-        Claim(e["hardware"], e["tp"], tuple(e["rows"]), e["verify_width"]) for e in manifest["envelope"]
-    )
-    tables = {
-        op: tuple(tomllib.loads((root / entry["dispatch"]).read_text("utf-8"))["entry"])
-        for op, entry in manifest["ops"].items()
-    }
-    return Manifest(claims, tables)

@@ -1,10 +1,9 @@
 """A prepared stretch of the step: buffers, scratch and repacked weights at fixed addresses; `run` only launches."""
 
+from collections import namedtuple
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
-from types import ModuleType, SimpleNamespace
 from typing import Any, Protocol
 
 import torch
@@ -59,17 +58,17 @@ class Bound:
 
 
 class Executor:
-    """The calls of one row count on one rank.
+    """The calls of one row count on one rank; `kernel` gives the module of a kernel file.
 
     Between runs it keeps nothing but what kernels declare as persistent scratch.
     """
 
     def __init__(
-        self, calls: Sequence[Call], tensors: Tensors, rank: Rank, rows: int, context: Any, prepared: Prepared,
-        *, exchange: Exchange = lambda values: None,
+        self, calls: Sequence[Call], kernel: Callable[[str], Any], tensors: Tensors, rank: Rank, rows: int,
+        context: Any, prepared: Prepared, *, exchange: Exchange = lambda values: None,
     ) -> None:  # fmt: skip
         self.calls, self.rank, self.rows, self.context = tuple(calls), rank, rows, context
-        self._tensors, self._prepared, self._exchange = tensors, prepared, exchange
+        self._kernel, self._tensors, self._prepared, self._exchange = kernel, tensors, prepared, exchange
         self.bound = tuple(Bound(call, self._bind(call)) for call in self.calls)
 
     def run(self) -> None:
@@ -90,7 +89,7 @@ class Executor:
             bound.launch()
 
     def _bind(self, call: Call) -> Callable[[], None]:
-        module = kernel_module(call.kernel)
+        module = self._kernel(call.kernel)
         config = dict(call.config)
         found: dict[str, Tensor] = {}
         each = []
@@ -106,12 +105,12 @@ class Executor:
             weights = tuple(sorted((name, tensor.data_ptr()) for name, tensor in static.items()))
             key = (call.op, weights, tuple(sorted(config.items())))
             found |= self._prepared.of(
-                key, lambda: module.prepare(self.context, SimpleNamespace(**static), dict(at), config)
+                key, lambda: module.prepare(self.context, named(static), dict(at), config)
             )
         found |= self._scratch(call, module, at, config)
-        return partial(module.launch, self.context, SimpleNamespace(**found), at, config)
+        return partial(module.launch, self.context, named(found), at, config)
 
-    def _scratch(self, call: Call, module: ModuleType, at: Mapping[str, int], config: Mapping[str, Any]) -> dict[str, Tensor]:
+    def _scratch(self, call: Call, module: Any, at: Mapping[str, int], config: Mapping[str, Any]) -> dict[str, Tensor]:
         """Scratch is shared by all places of an op, which follow each other; persistent scratch as well: a kernel is
         held to it being back in its first state, or counted on, after each of its calls."""
         found = {}
@@ -131,6 +130,6 @@ def _statics(member: Member) -> list[str]:
     return [member.outer[tensor] for tensor in STATIC[member.place.op]]
 
 
-def kernel_module(file: str) -> ModuleType:
-    """The module of a kernel file of this directory: kernels/experts.py."""
-    return import_module("." + file.removesuffix(".py").replace("/", "."), __package__)
+def named(tensors: Mapping[str, Tensor]) -> Any:
+    """Tensors as attributes."""
+    return namedtuple("Buffers", tensors)(**tensors)

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import dispatch
 from .decode import Decoder
+from .dispatch import Directory
 from .executor import Executor, Prepared
 from .graph import EXCHANGED, Place, Via, step
 from .launcher import ServingContext, hardware
@@ -21,7 +21,7 @@ from .schedule import schedule
 from .shape import PUBLISHED, Shape
 from .tensors import STATIC, Rank
 
-__all__ = ["Decoder", "Part", "ServingContext", "hardware", "part"]
+__all__ = ["Decoder", "Directory", "Part", "ServingContext", "hardware", "part"]
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ class Part:
 
 
 def part(
-    names: Iterable[str], given: Mapping[str, Tensor], context: Any, *, hardware: str, tp: int, rows: int, rank: int = 0,
-    shape: Shape = PUBLISHED, manifest: dispatch.Manifest | None = None,
+    names: Iterable[str], given: Mapping[str, Tensor], directory: Directory, context: Any, *, hardware: str, tp: int,
+    rows: int, rank: int = 0, shape: Shape = PUBLISHED,
 ) -> Part:  # fmt: skip
     """The places `names` of the step, in order.
 
@@ -50,10 +50,10 @@ def part(
     places = step(shape).places
     wanted = set(names)
     chosen = tuple(place for place in places if place.name in wanted)
-    calls = schedule(places, chosen, manifest or dispatch.load(), hardware, tp, rows)
+    calls = schedule(places, chosen, directory, hardware, tp, rows)
     prepared, of = Prepared(), Rank(shape, tp, rank)
     tensors = _Given(chosen, of, rows, given)
-    executor = Executor(calls, tensors, of, rows, context, prepared)
+    executor = Executor(calls, directory.kernel, tensors, of, rows, context, prepared)
     outside = {
         source.value for place in places for source in place.sources
         if place.name not in wanted or source.via in EXCHANGED

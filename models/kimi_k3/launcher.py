@@ -5,18 +5,14 @@ Triton kernels launch themselves on torch's current stream. What must not happen
 tensor maps, uploading tables) is done at the first call of a launch and kept, so every launch runs once before capture.
 """
 
-import struct
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-ROOT = Path(__file__).parent
 MAIN = "main"
 
 
@@ -47,49 +43,87 @@ class Scalar:
     value: bool | int | float
 
 
-_FORMATS = {
-    "u1": "<?", "i8": "<b", "u8": "<B", "i16": "<h", "u16": "<H", "i32": "<i", "u32": "<I", "i64": "<q", "u64": "<Q",
-    "fp32": "<f", "fp64": "<d",
+_TYPES = {
+    "u1": torch.bool, "i8": torch.int8, "u8": torch.uint8, "i16": torch.int16, "u16": torch.uint16, "i32": torch.int32,
+    "u32": torch.uint32, "i64": torch.int64, "u64": torch.uint64, "fp32": torch.float32, "fp64": torch.float64,
 }  # fmt: skip
 
 
-def packed(argument: Any) -> bytes:
-    """The bytes of one kernel parameter: tensors are addresses, bool u1, int i32, float fp32, tensor maps themselves."""
+def packed(argument: Any) -> Tensor:
+    """The bytes of one kernel parameter, [n] uint8 on the CPU.
+
+    Tensors are addresses, bool is u1, int i32, float fp32; maps are themselves. Raises TypeError for anything else, and
+    RuntimeError for a number that its type cannot hold.
+    """
     match argument:
+        case TensorMap():
+            return argument.data
         case Tensor():
-            return struct.pack("<Q", argument.data_ptr())
-        case bytes():
-            return argument
+            return packed(Scalar("u64", argument.data_ptr()))
         case Scalar(type=kind, value=value):
-            return struct.pack(_FORMATS[kind], value)
+            return torch.tensor([value], dtype=_TYPES[kind]).view(torch.uint8)
         case bool():
-            return struct.pack("<?", argument)
+            return packed(Scalar("u1", argument))
         case int():
-            return struct.pack("<i", argument)
+            return packed(Scalar("i32", argument))
         case float():
-            return struct.pack("<f", argument)
+            return packed(Scalar("fp32", argument))
     raise TypeError(f"a CUDA kernel takes tensors, numbers, ctx.scalar(), ctx.tensor_map() and ctx.peers(), not {argument!r}")
 
 
-class ServingContext:
-    """What kernels are launched with on one GPU. One a decoder: kept maps and tables live as long as it."""
+@dataclass(frozen=True)
+class TensorMap:
+    """An encoded map, [128] uint8 on the CPU."""
 
-    def __init__(self, facts: Hardware, root: Path = ROOT) -> None:
+    data: Tensor
+
+
+class _Side:
+    """Launches inside go to a side stream."""
+
+    def __init__(self, side: "torch.cuda.Stream") -> None:
+        self._side = side
+
+    def __enter__(self) -> None:
+        self._side.wait_stream(torch.cuda.current_stream())
+        self._inside = torch.cuda.stream(self._side)
+        self._inside.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self._inside.__exit__(*error)
+
+
+class _Prefetching:
+    """Launches inside only warm caches."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *error: Any) -> None:
+        pass
+
+
+class ServingContext:
+    """What kernels are launched with on one GPU. One a decoder: kept maps and tables live as long as it.
+
+    `sources`: CUDA C++ files and headers of the model directory, relative path -> text.
+    """
+
+    def __init__(self, facts: Hardware, sources: Mapping[str, str]) -> None:
         self.hardware = facts
-        self._root = root
+        self._sources = sources
         self._streams: dict[str, torch.cuda.Stream] = {}
         self._kernels: dict[tuple, CudaKernel] = {}
-        self._maps: dict[tuple, bytes] = {}
+        self._maps: dict[tuple, TensorMap] = {}
         self._tables: dict[tuple[int, ...], Tensor] = {}
 
-    @contextmanager
-    def stream(self, name: str) -> Iterator[None]:
+    def stream(self, name: str) -> _Side:
         """Launches inside go to stream `name`, after everything launched so far on the enclosing one."""
-        enclosing = torch.cuda.current_stream()
-        side = self._stream(name)
-        side.wait_stream(enclosing)
-        with torch.cuda.stream(side):
-            yield
+        if name == MAIN:
+            raise ValueError("stream('main'): launches outside of every `with` are on the main stream")
+        if name not in self._streams:
+            self._streams[name] = torch.cuda.Stream()
+        return _Side(self._streams[name])
 
     def wait(self, name: str) -> None:
         """The next launch on the current stream starts after everything launched so far on stream `name`."""
@@ -97,10 +131,9 @@ class ServingContext:
             raise ValueError(f"wait({name!r}): nothing was launched on that stream; known: {sorted(self._streams)}")
         torch.cuda.current_stream().wait_stream(self._streams[name])
 
-    @contextmanager
-    def prefetch(self) -> Iterator[None]:
+    def prefetch(self) -> _Prefetching:
         """Launches inside only warm caches."""
-        yield
+        return _Prefetching()
 
     def cuda(
         self, file: str, kernel: str, *, threads: int, constants: Mapping[str, Any] = {},
@@ -110,20 +143,20 @@ class ServingContext:
         key = (file, kernel, threads, tuple(sorted(constants.items())), max_registers, pdl, cluster, cooperative)
         if key not in self._kernels:
             self._kernels[key] = CudaKernel(
-                self._root / file, kernel, dict(constants), max_registers, threads, pdl, cluster, cooperative
+                self._sources, file, kernel, dict(constants), max_registers, threads, pdl, cluster, cooperative
             )
         return self._kernels[key]
 
     def scalar(self, type: str, value: bool | int | float) -> Scalar:
         """An argument of another type than Python's own would have."""
-        if type not in _FORMATS:
-            raise ValueError(f"scalar({type!r}): known are {', '.join(sorted(_FORMATS))}")
+        if type not in _TYPES:
+            raise ValueError(f"scalar({type!r}): known are {', '.join(sorted(_TYPES))}")
         return Scalar(type, value)
 
     def tensor_map(
         self, tensor: Tensor, block_shape: Sequence[int], *, swizzle: int = 0, padding: str = "zero",
         round_to_tf32: bool = False,
-    ) -> bytes:  # fmt: skip
+    ) -> TensorMap:  # fmt: skip
         """An encoded tensor map over `tensor` in boxes, kept by address and layout."""
         what = (
             tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride(), tuple(block_shape), swizzle,
@@ -132,7 +165,8 @@ class ServingContext:
         if what not in self._maps:
             from . import cuda_driver
 
-            self._maps[what] = cuda_driver.tensor_map(tensor, block_shape, swizzle, padding, round_to_tf32)
+            data = cuda_driver.tensor_map(tensor, block_shape, swizzle, padding, round_to_tf32)
+            self._maps[what] = TensorMap(data)
         return self._maps[what]
 
     def peers(self, tensors: Sequence[Tensor]) -> Tensor:
@@ -142,22 +176,16 @@ class ServingContext:
             self._tables[addresses] = torch.tensor(addresses, dtype=torch.int64, device=tensors[0].device)
         return self._tables[addresses]
 
-    def _stream(self, name: str) -> "torch.cuda.Stream":
-        if name == MAIN:
-            raise ValueError("stream('main'): launches outside of every `with` are on the main stream")
-        if name not in self._streams:
-            self._streams[name] = torch.cuda.Stream()
-        return self._streams[name]
-
 
 class CudaKernel:
     """One kernel of a CUDA C++ file: `kernel[grid](arguments in order, shared_bytes=0)`; the grid counts blocks."""
 
     def __init__(
-        self, file: Path, name: str, constants: Mapping[str, Any], max_registers: int | None, threads: int, pdl: bool,
-        cluster: int, cooperative: bool,
+        self, sources: Mapping[str, str], file: str, name: str, constants: Mapping[str, Any],
+        max_registers: int | None, threads: int, pdl: bool, cluster: int, cooperative: bool,
     ) -> None:  # fmt: skip
-        self._file, self._name, self._constants, self._max_registers = file, name, constants, max_registers
+        self._sources, self._file, self._name = sources, file, name
+        self._constants, self._max_registers = constants, max_registers
         self._threads, self._pdl, self._cluster, self._cooperative = threads, pdl, cluster, cooperative
         self._allowed = 0
 
@@ -165,7 +193,7 @@ class CudaKernel:
     def _function(self):
         from . import cuda_driver
 
-        return cuda_driver.function(self._file, self._name, self._constants, self._max_registers)
+        return cuda_driver.function(self._sources, self._file, self._name, self._constants, self._max_registers)
 
     def __getitem__(self, grid: Sequence[int] | int):
         sizes = tuple(grid) if isinstance(grid, Sequence) else (grid,)

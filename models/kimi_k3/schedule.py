@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import parts
-from .dispatch import PART, Choice, Manifest
+from .dispatch import PART, Choice, Directory
 from .graph import EXCHANGED, Place
 
 MAIN = "main"
@@ -38,7 +38,7 @@ class Call:
 
 
 def schedule(
-    step: Sequence[Place], chosen: Sequence[Place], manifest: Manifest, hardware: str, tp: int, rows: int
+    step: Sequence[Place], chosen: Sequence[Place], directory: Directory, hardware: str, tp: int, rows: int
 ) -> tuple[Call, ...]:
     """The calls of `chosen`, places of the whole `step`, in launch order. Raises NoKernel where the tables have none.
 
@@ -47,15 +47,15 @@ def schedule(
     """
     names = {place.name for place in chosen}
     taken: dict[str, tuple[tuple[Place, ...], Choice]] = {}
-    for op in manifest.parts:
-        choice = manifest.choose(op, hardware, tp, rows)
+    for op in directory.parts:
+        choice = directory.choose(op, hardware, tp, rows)
         for run in parts.found(step, op) if choice else ():
             if names.issuperset(place.name for place in run) and not any(place.name in taken for place in run):
                 taken.update({place.name: (run, choice) for place in run})
     groups: list[tuple[tuple[Place, ...], Choice]] = []
     for place in chosen:
         run, choice = taken.get(place.name, ((place,), None))
-        choice = choice or manifest.choose(place.op, hardware, tp, rows)
+        choice = choice or directory.choose(place.op, hardware, tp, rows)
         if choice is None:
             raise NoKernel(f"{place.op}: no entry for {hardware}, TP {tp}, {rows} rows in its dispatch table")
         if run[0] is place:

@@ -1,7 +1,7 @@
 """The sizes of a Kimi K3: those of the published model, and how to read them from an engine's configuration."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any
 
 
@@ -48,8 +48,8 @@ class Shape:
 
     def differences(self, other: "Shape") -> tuple[str, ...]:
         """"name: own value, the other's" for each size that differs."""
-        pairs = ((field.name, getattr(self, field.name), getattr(other, field.name)) for field in fields(self))
-        return tuple(f"{name}: {own}, not {theirs}" for name, own, theirs in pairs if own != theirs)
+        theirs = asdict(other)
+        return tuple(f"{name}: {own}, not {theirs[name]}" for name, own in asdict(self).items() if own != theirs[name])
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> "Shape":

@@ -81,7 +81,12 @@ def resize(of: Architecture) -> None:
             setattr(module, name, value)
 
 
-def manifest(of: Architecture, tps=(1, 2), rows=(1, 64), **other: dict) -> dispatch.Manifest:
+def kernel(file: str):
+    """The module of a kernel file."""
+    return import_module(f"fasttrack_models.kimi_k3.{file.removesuffix('.py').replace('/', '.')}")
+
+
+def directory(of: Architecture, tps=(1, 2), rows=(1, 64), **other: dict) -> dispatch.Directory:
     """Every op with a configuration that fits small widths, for these rows; `other` replaces an op's."""
     configs = {op: TILES for op in ("in_projection", "mla_projection", "shared_down", "head", "o_proj_residual")}
     configs |= {op: TILES for op in ("dense_down", "dense_up", "latent_up")}
@@ -105,7 +110,7 @@ def manifest(of: Architecture, tps=(1, 2), rows=(1, 64), **other: dict) -> dispa
         )
         for op, config in configs.items()
     }  # fmt: skip
-    return dispatch.Manifest(tuple(environment.Claim("h200", tp, rows, 1) for tp in tps), tables)
+    return dispatch.Directory(tuple(environment.Claim("h200", tp, rows, 1) for tp in tps), tables, kernel)
 
 
 def here(of: Architecture, tp: int, **changes) -> environment.Environment:
@@ -178,10 +183,10 @@ class Group:
     def __init__(self, run: Run, buckets, pages: int, **options) -> None:
         self.context = InterpretingContext()
         self.caches = [run.caches(rank) for rank in range(run.tp)]
-        tables = options.pop("manifest", None) or manifest(run.of)
+        tables = options.pop("directory", None) or directory(run.of)
         self.ranks = [
             decode.Decoder(
-                run.weights[rank], here(run.of, run.tp), self.context, tables, rank=rank, shape=small_shape(run.of),
+                run.weights[rank], here(run.of, run.tp), tables, self.context, rank=rank, shape=small_shape(run.of),
                 buckets=buckets, device="cpu", **options,
             )
             for rank in range(run.tp)
