@@ -63,7 +63,7 @@ class Subgraph(OpContract):
         """One workload for each TP and row count that every member declares."""
         lead, *others = [self._by_place(member, held_out) for member in self.members]
         return tuple(
-            self._joined(name, [lead[place], *(other[place] for other in others)], held_out)
+            self.joined(name, [lead[place], *(other[place] for other in others)], held_out)
             for place, name in ((place, _place_name(place, held_out)) for place in lead)
             if all(place in other for other in others)
         )
@@ -75,7 +75,7 @@ class Subgraph(OpContract):
         rows = varied[0].axes["rows"]
         for member, part in zip(self.members[1:], parts[1:], strict=True):
             varied.append(_varied_to(member.contract, part, rows, seed))
-        return self._joined(f"{workload.name}-v{seed}", varied, workload.held_out)
+        return self.joined(f"{workload.name}-v{seed}", varied, workload.held_out)
 
     def _by_place(self, member: Member, held_out: bool) -> dict[tuple[int, int], Workload]:
         found: dict[tuple[int, int], Workload] = {}
@@ -83,7 +83,8 @@ class Subgraph(OpContract):
             found.setdefault((workload.axes["tp"], workload.axes["rows"]), workload)
         return found
 
-    def _joined(self, name: str, parts: Iterable[Workload], held_out: bool) -> Workload:
+    def joined(self, name: str, parts: Iterable[Workload], held_out: bool = False) -> Workload:
+        """The workload of the part in which each member has its one of `parts`."""
         axes: dict[str, int] = {}
         for index, part in enumerate(parts):
             axes |= {self._axis(index, axis): value for axis, value in part.axes.items()}

@@ -46,7 +46,7 @@ def subgraph(architecture: Architecture, ops: Mapping[str, OpContract], name: st
                 f"{name}: routing chooses among {all_of_them} experts, experts is judged with {judged}",
                 "judge these ops apart",
             )
-    return Subgraph("kimi_k3", name, _members(graph, [graph.nodes[node] for node in place], ops))
+    return Subgraph("kimi_k3", name, members(graph, [graph.nodes[node] for node in place], ops))
 
 
 @cache
@@ -138,7 +138,7 @@ def _leaving(graph: OpGraph, nodes: Sequence[Node], node: Node) -> set[str]:
     return {tensor for tensor, value in node.writes.items() if value in read or value in graph.results}
 
 
-def _members(graph: OpGraph, nodes: Sequence[Node], ops: Mapping[str, OpContract]) -> Iterator[Member]:
+def members(graph: OpGraph, nodes: Sequence[Node], ops: Mapping[str, OpContract]) -> Iterator[Member]:
     counts = Counter(node.op for node in nodes)
     numbers: Counter[str] = Counter()
     aliases = []
