@@ -136,16 +136,13 @@ class ModelDirectory:
         return digest_files({name: text.encode() for name, text in self.sources(op).items()})
 
     def decode_sources(self) -> dict[str, bytes]:
-        """Every file that a model-level result exercises: the decode path, all kernels, all dispatch tables.
+        """The decode path's own files: what every model-level result exercises beside kernels and tables.
 
         Raises UserError where the manifest names no decode path.
         """
         if self.manifest.decode is None:
             raise UserError(f"{self._manifest} names no decode path", "add [decode] with factory and sources")
-        names = set(self.manifest.decode.sources)
-        for op in self.manifest.ops.values():
-            names |= {*op.kernels, op.dispatch}
-        return {name: self._read(name).encode() for name in sorted(names)}
+        return {name: self._read(name).encode() for name in sorted(self.manifest.decode.sources)}
 
     def space(self, op: str) -> "design_space.Space | None":
         """The design space of `op`, where it declares one."""

@@ -80,6 +80,11 @@ class Shard(ABC):
     def slot_bytes(self) -> int:
         """Memory of one set of `draw`'s tensors."""
 
+    @property
+    @abstractmethod
+    def weight_bytes(self) -> int:
+        """Memory of the weights among them, which a path may hold a second time, repacked."""
+
     @abstractmethod
     def examined(self, tensors: "Mapping[str, Tensor]") -> "Examined":
         """The right results for some rows of `tensors` (CPU, before anything ran)."""
@@ -114,6 +119,10 @@ class Grid(ABC):
     @abstractmethod
     def excluded(self, spec: CellSpec, verify_width: int) -> str | None:
         """Why a cell can't be run whatever the machine, or None. `verify_width` is what the kernels are claimed for."""
+
+    @abstractmethod
+    def ops(self, spec: CellSpec) -> tuple[str, ...]:
+        """The ops that a cell runs, by name."""
 
     @abstractmethod
     def shard(self, spec: CellSpec, hardware: str) -> Shard:

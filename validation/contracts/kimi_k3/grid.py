@@ -1,11 +1,13 @@
 """Kimi K3's performance grid: layers of both kinds and whole steps on one rank of TP 8 and 16."""
 
 from collections.abc import Mapping
+from functools import cached_property
 
 from ...errors import UserError
 from ..base import OpContract
 from ..grid import CellSpec, Grid, Shard, Span
 from .architecture import Architecture
+from .graph import OpGraph, step
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 VERIFY_ROWS = (8, 16, 32, 64)
@@ -50,6 +52,15 @@ class KimiK3Grid(Grid):
         if spec.span is Span.STEP:
             return "whole steps are not laid out yet: layers of both kinds are"
         return None
+
+    def ops(self, spec: CellSpec) -> tuple[str, ...]:
+        """Of the layer, or of the whole step."""
+        names = self._graph.nodes if spec.span is Span.STEP else self._graph.layer(LAYER[spec.kind])
+        return tuple(sorted({self._graph.nodes[name].op for name in names}))
+
+    @cached_property
+    def _graph(self) -> OpGraph:
+        return step(self._architecture)
 
     def shard(self, spec: CellSpec, hardware: str) -> Shard:
         """Raises UserError for a cell that `excluded` names."""

@@ -138,13 +138,34 @@ class RankShard(Shard):
     @property
     def slot_bytes(self) -> int:
         """See `Shard`."""
-        return sum(spec.storage_elements * spec.dtype.bytes for key, (spec, shared) in self._drawn.items() if key == shared)
+        return self._bytes(TensorRole.STATIC, TensorRole.INPUT, TensorRole.STATE)
+
+    @property
+    def weight_bytes(self) -> int:
+        """See `Shard`."""
+        return self._bytes(TensorRole.STATIC)
+
+    def _bytes(self, *roles: TensorRole) -> int:
+        own = (spec for key, (spec, shared) in self._drawn.items() if key == shared)
+        return sum(spec.storage_elements * spec.dtype.bytes for spec in own if spec.role in roles)
 
     @property
     def cost(self) -> Cost:
-        """As the ops' contracts count, without what stays inside; experts: as many as even choices meet on average."""
+        """As the ops' contracts count, without what stays inside; experts: as many as even choices meet on average.
+
+        A cache that one op of the layer writes a row of and another reads is not inside: its rows are there before.
+        """
         name = self.spec.key
-        return self.part.cost(self.part.joined(name, [self.workloads[node.name] for node in self.nodes]))
+        cost = self.part.cost(self.part.joined(name, [self.workloads[node.name] for node in self.nodes]))
+        for node in self.nodes:
+            for spec in self.contracts[node.op].tensors(self.workloads[node.name]):
+                if node.op == "mla_core" and spec.name == "cache":
+                    pages, size, width = spec.shape
+                    counted = spec.dtype.bytes * pages * size * width
+                    padding = (pages - 1) * size - self.spec.rows * self._tokens
+                    read = cost.bytes_read + counted - spec.dtype.bytes * width * padding
+                    cost = cost.model_copy(update={"bytes_read": read})
+        return cost
 
     def stock(self, tensors: Mapping[str, Tensor]) -> StockRun:
         """See stock/parts.py."""

@@ -1,0 +1,123 @@
+"""The handle on one path's process: laid out, captured and timed there, never here."""
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Literal
+
+from ..contracts.grid import CellSpec
+from ..records import Frozen
+from ..timing.plausibility import Fault, Reading
+from ..timing.session import Replay, differing
+
+Role = Literal["stock", "specialised"]
+DEADLINE_SECONDS = 600
+# What the process may see of the caller's environment: where programs and drivers lie, nothing that tunes a library.
+_PASSED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "HOME", "TMPDIR", "CUDA_VISIBLE_DEVICES", "TRITON_CACHE_DIR")
+
+
+class ArmFailed(Exception):
+    """A path's process said that something does not work, or ended. The text says what."""
+
+
+class Laid(Frozen):
+    """What laying out a cell gave."""
+
+    launches: int
+    kernels: tuple[str, ...]
+    prepare_seconds: float
+    first_call_seconds: float
+    extra_bytes: int
+    calls: tuple[tuple[str, str], ...]
+
+
+class Arm:
+    """One path in a process of its own: a context manager, and a `session.Contestant` once a cell is laid out."""
+
+    def __init__(self, role: Role, model: str, directory: Path) -> None:
+        self.name, self._model, self._directory = role, model, directory
+        self.slots = 0
+
+    def __enter__(self) -> "Arm":
+        mine, theirs = socket.socketpair()
+        arguments = f"{theirs.fileno()}, {self.name!r}, {self._model!r}, {str(self._directory)!r}"
+        code = f"from {__package__} import arm_worker; arm_worker.main({arguments})"
+        environment = {name: os.environ[name] for name in _PASSED if name in os.environ}
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", code], env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+            )  # fmt: skip
+        self._pipe = Connection(mine.detach())
+        return self
+
+    def __exit__(self, *error) -> None:
+        self._pipe.close()
+        try:
+            self._process.wait(5)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def restart(self) -> None:
+        """A fresh process in place of one that ended."""
+        self.__exit__()
+        self.__enter__()
+
+    def machine(self) -> dict[str, str]:
+        """GPU, driver, versions and switches of the process."""
+        return self._ask("machine")
+
+    def ceiling(self) -> float:
+        """Bytes per second of one large read on this card, now."""
+        return self._ask("ceiling")
+
+    def lay_out(self, spec: CellSpec, hardware: str, seeds: Sequence[int]) -> Laid:
+        """Draws one copy of the cell's tensors a seed, binds the path to each, runs it once, and captures a graph of
+        all copies. Raises ArmFailed."""
+        self.slots = len(seeds)
+        found = self._ask("lay_out", spec=spec.model_dump(mode="json"), hardware=hardware, seeds=list(seeds))
+        return Laid.model_validate(found)
+
+    def produced(self, selection: Mapping[str, Any]) -> dict[str, Any]:
+        """Value -> its selected leading indices (CPU) after one call of the first copy on what was drawn."""
+        return self._ask("produced", selection=dict(selection))
+
+    def free(self) -> None:
+        """Gives the card back what the last cell took."""
+        self._ask("free")
+
+    def refresh(self, seed: int) -> None:
+        """As `session.Contestant`."""
+        self._ask("refresh", seed=seed)
+
+    def replay(self) -> Reading:
+        """As `session.Contestant`."""
+        event, host = self._ask("replay")
+        return Reading(event_ns=event, host_ns=host)
+
+    def digests(self) -> tuple[str, ...] | None:
+        """As `session.Contestant`: nobody suspects the stock path."""
+        return None if self.name == "stock" else tuple(self._ask("digests"))
+
+    def verify(self, replays: Sequence[Replay]) -> Fault | None:
+        """As `session.Contestant`: the same inputs again, launched one by one instead of from the graph."""
+        if not replays:
+            return None
+        return differing(replays, [self._ask("rerun", seed=replay.seed) for replay in replays])
+
+    def _ask(self, command: str, **arguments: Any) -> Any:
+        try:
+            self._pipe.send((command, arguments))
+            if not self._pipe.poll(DEADLINE_SECONDS):
+                raise ArmFailed(f"the {self.name} path did not answer {command!r} within {DEADLINE_SECONDS} s")
+            outcome, value = self._pipe.recv()
+        except (EOFError, OSError) as error:
+            raise ArmFailed(f"the {self.name} path's process ended during {command!r} ({error or 'no answer'})") from error
+        if outcome != "ok":
+            raise ArmFailed(value)
+        return value
