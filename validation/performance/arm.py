@@ -9,6 +9,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import Field
+
 from ..contracts.grid import CellSpec
 from ..records import Frozen
 from ..timing.plausibility import Fault, Reading
@@ -27,8 +29,7 @@ class ArmFailed(Exception):
 class Laid(Frozen):
     """What laying out a cell gave."""
 
-    launches: int
-    kernels: tuple[str, ...]
+    kernels: tuple[str, ...] = Field(description="of one call, from its captured graph; copies and fills behind them")
     prepare_seconds: float
     first_call_seconds: float
     extra_bytes: int

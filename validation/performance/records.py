@@ -20,12 +20,19 @@ class Path(Frozen):
 
     microseconds: Interval
     samples: tuple[float, ...] = Field(description="microseconds a call, in the order taken")
-    launches: int = Field(description="kernels of one call, counted from the captured graph")
-    kernels: tuple[str, ...] = Field(description="their names in the order of the graph's nodes")
+    kernels: tuple[str, ...] = Field(
+        description="what one call launches, read from its captured graph: kernels in the order of its nodes, then copies "
+        "and fills by kind"
+    )
     prepare_seconds: float = Field(description="repacking weights and binding, of one copy")
     first_call_seconds: float = Field(description="the first call: compiling, loading")
     extra_bytes: int = Field(description="device memory of one copy beyond the tensors that it is given")
     rulings: tuple[Ruling, ...] = Field(description="its results against the oracle, before anything was timed")
+
+    @property
+    def launches(self) -> int:
+        """How many."""
+        return len(self.kernels)
 
 
 class Call(Frozen):

@@ -26,8 +26,10 @@ LAYER = {KDA: 13, MLA: 15}
 class KimiK3Grid(Grid):
     """See the module."""
 
-    def __init__(self, architecture: Architecture, ops: Mapping[str, OpContract]) -> None:
-        self._architecture, self._ops = architecture, ops
+    def __init__(
+        self, architecture: Architecture, ops: Mapping[str, OpContract], layers: Mapping[str, int] = LAYER
+    ) -> None:
+        self._architecture, self._ops, self._layers = architecture, ops, layers
 
     def cells(self, hardware: str) -> tuple[CellSpec, ...]:
         """The same for every hardware."""
@@ -55,7 +57,7 @@ class KimiK3Grid(Grid):
 
     def ops(self, spec: CellSpec) -> tuple[str, ...]:
         """Of the layer, or of the whole step."""
-        names = self._graph.nodes if spec.span is Span.STEP else self._graph.layer(LAYER[spec.kind])
+        names = self._graph.nodes if spec.span is Span.STEP else self._graph.layer(self._layers[spec.kind])
         return tuple(sorted({self._graph.nodes[name].op for name in names}))
 
     @cached_property
@@ -68,7 +70,7 @@ class KimiK3Grid(Grid):
             raise UserError(f"{spec.key}: {why}", "choose another cell")
         from .rank_shard import RankShard
 
-        return RankShard(self._architecture, self._ops, spec, LAYER[spec.kind])
+        return RankShard(self._architecture, self._ops, spec, self._layers[spec.kind])
 
 
 def grid(architecture: Architecture, ops: Mapping[str, OpContract]) -> Grid:

@@ -248,8 +248,9 @@ class _Sample:
             inputs: Values = {}
             for spec in contract.tensors(workload):
                 if spec.role is not TensorRole.OUTPUT:
-                    inputs[spec.name] = self._given(node, spec.name, values)
-            result = path(contract)({name: tensor.clone() for name, tensor in inputs.items()}, workload)
+                    given = self._given(node, spec.name, values)
+                    inputs[spec.name] = given.clone() if spec.role is TensorRole.STATE else given
+            result = path(contract)(inputs, workload)
             values |= {value: result[tensor] for tensor, value in node.writes.items()}
         return values
 
@@ -296,9 +297,12 @@ class RowsExamined(Examined):
 
     def __init__(self, shard: RankShard, sample: _Sample, exact: Values, plain: Values, clear: Sequence[int]) -> None:
         self.rows = tuple(sample.rows[row] for row in clear)
-        self.comparisons = shard.part.comparisons
         self._exact, self._plain = exact, plain
-        self._wanted = [self._of(shard, sample, comparison, clear) for comparison in self.comparisons]
+        leaving = set(shard.graph.interface(shard.names).outputs)
+        found = [self._of(shard, sample, comparison, clear) for comparison in shard.part.comparisons]
+        # What the layer alone reads of itself, a path need not have.
+        self._wanted = [wanted for wanted in found if wanted.value in leaving]
+        self.comparisons = tuple(wanted.comparison for wanted in self._wanted)
         self._types = {
             value: torch_dtype(spec.dtype)
             for node in shard.nodes
