@@ -99,7 +99,8 @@ def tensor_map(
     fill = fills.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE
     if padding == "nan":
         fill = fills.CU_TENSOR_MAP_FLOAT_OOB_FILL_NAN_REQUEST_ZERO_FMA
-    strides = [tensor.element_size() * stride for stride in reversed(tensor.stride()[:-1])]
+    # One less than there are axes, yet a list that the binding may not hand on as a null pointer.
+    strides = [tensor.element_size() * stride for stride in reversed(tensor.stride()[:-1])] or [16]
     encoded = _checked(
         driver.cuTensorMapEncodeTiled(
             driver.CUtensorMapDataType(_TF32 if round_to_tf32 else _ELEMENTS[tensor.dtype]),

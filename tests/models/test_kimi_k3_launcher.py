@@ -27,8 +27,8 @@ extern "C" __global__ void box(const __grid_constant__ Map map, float* out) {
         asm volatile("mbarrier.init.shared.b64 [%0], 1;" :: "r"(b));
         asm volatile("fence.proxy.async;");
         asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], 128;" :: "r"(b) : "memory");
-        asm volatile("cp.async.bulk.tensor.1d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2}], [%3];"
-                     :: "r"(to), "l"(&map), "r"(16), "r"(b) : "memory");
+        asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];"
+                     :: "r"(to), "l"(&map), "r"(16), "r"(1), "r"(b) : "memory");
     }
     __syncthreads();
     for (int turn = 0; turn < 1000000; turn++) {
@@ -102,7 +102,7 @@ def launched_and_captured() -> dict[str, bool]:
         much = context.scalar("u64", 7 << 40)
         add[(4,)](a, context.peers(peers), much, 2, out)
         with context.stream("side"):
-            box[1](context.tensor_map(a, (32,)), boxed)
+            box[1](context.tensor_map(a.view(2, 64), (1, 32)), boxed)
         after[4](out, context.peers(peers), much, 0, second)
         context.wait("side")
 
@@ -114,7 +114,7 @@ def launched_and_captured() -> dict[str, bool]:
     def look(how: str) -> None:
         found[f"{how}: cluster, cooperative, peers, scalar"] = bool((out.cpu() == expected).all())
         found[f"{how}: dependent launch"] = bool((second.cpu() == expected + 7 + 100).all())
-        found[f"{how}: tensor map on a side stream"] = bool((boxed.cpu() == torch.arange(16.0, 48.0)).all())
+        found[f"{how}: tensor map on a side stream"] = bool((boxed.cpu() == torch.arange(80.0, 112.0)).all())
 
     look("direct")
     graph = torch.cuda.CUDAGraph()

@@ -17,6 +17,8 @@ from ..timing.plausibility import Fault, Reading
 from ..timing.session import Replay, differing
 
 Role = Literal["stock", "specialised"]
+Packed = tuple[str, tuple[int, ...], bytes]
+"""A tensor on its way through a pipe: element type, shape, contents"""
 DEADLINE_SECONDS = 600
 # What the process may see of the caller's environment: where programs and drivers lie, nothing that tunes a library.
 _PASSED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "HOME", "TMPDIR", "CUDA_VISIBLE_DEVICES", "TRITON_CACHE_DIR")
@@ -39,14 +41,14 @@ class Laid(Frozen):
 class Arm:
     """One path in a process of its own: a context manager, and a `session.Contestant` once a cell is laid out."""
 
-    def __init__(self, role: Role, model: str, directory: Path) -> None:
-        self.name, self._model, self._directory = role, model, directory
+    def __init__(self, role: Role, model: str, directory: Path, *, worker: str = f"{__package__}.arm_worker") -> None:
+        self.name, self._model, self._directory, self._worker = role, model, directory, worker
         self.slots = 0
 
     def __enter__(self) -> "Arm":
         mine, theirs = socket.socketpair()
         arguments = f"{theirs.fileno()}, {self.name!r}, {self._model!r}, {str(self._directory)!r}"
-        code = f"from {__package__} import arm_worker; arm_worker.main({arguments})"
+        code = f"import importlib; importlib.import_module({self._worker!r}).main({arguments})"
         environment = {name: os.environ[name] for name in _PASSED if name in os.environ}
         with theirs:
             self._process = subprocess.Popen(
@@ -86,7 +88,8 @@ class Arm:
 
     def produced(self, selection: Mapping[str, Any]) -> dict[str, Any]:
         """Value -> its selected leading indices (CPU) after one call of the first copy on what was drawn."""
-        return self._ask("produced", selection=dict(selection))
+        indices = {value: tensor.tolist() for value, tensor in selection.items()}
+        return {value: unpacked(tensor) for value, tensor in self._ask("produced", selection=indices).items()}
 
     def free(self) -> None:
         """Gives the card back what the last cell took."""
@@ -122,3 +125,19 @@ class Arm:
         if outcome != "ok":
             raise ArmFailed(value)
         return value
+
+
+def packed(tensor: Any) -> Packed:
+    """`tensor` as plain data: torch's own way through a pipe shares memory, for which processes need a common key."""
+    import torch
+
+    contents = tensor.cpu().contiguous().view(torch.uint8).numpy().tobytes()
+    return str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), contents
+
+
+def unpacked(data: Packed) -> Any:
+    """The tensor that `packed` was given, on the CPU."""
+    import torch
+
+    dtype, shape, contents = data
+    return torch.frombuffer(bytearray(contents), dtype=getattr(torch, dtype)).view(shape)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from .. import contracts
 from ..contracts.grid import CellSpec, Shard
+from .arm import Packed, packed
 
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 CEILING_BYTES, CEILING_REPEATS = 800_000_000 // 16384 * 16384, 20
@@ -136,14 +137,14 @@ class Worker:
         )
         return part.run, part.outputs, part.calls
 
-    def do_produced(self, selection: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def do_produced(self, selection: Mapping[str, Sequence[int]]) -> dict[str, Packed]:
         """See `Arm.produced`."""
         first = self.copies[0]
         first.restore(None)
         first.run()
         torch.cuda.synchronize()
         return {
-            value: first.outputs[value].index_select(0, indices.to("cuda")).cpu().contiguous()
+            value: packed(first.outputs[value].index_select(0, torch.tensor(indices, device="cuda")))
             for value, indices in selection.items()
         }
 
