@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from fasttrack_validation.contracts.subgraph import SEPARATOR
 from fasttrack_validation.errors import UserError
+from fasttrack_validation.performance import harness
 from fasttrack_validation.performance.records import Failed, Measured, NotRun, Record, Subject
 from fasttrack_validation.records import canonical_json, digest_files, sha256
 
@@ -70,6 +71,7 @@ class Grid:
             raise UserError(f"{directory.path.name} claims nothing for {hardware!r}", f"it claims {', '.join(known)}")
         self._widths = {claim.tp: claim.verify_width for claim in claims}
         self.directory_path = directory.path
+        self._harness = harness.digest(contract.model)
 
     def cells(self, patterns: Sequence[str] = ()) -> tuple[Cell, ...]:
         """All cells whose names match one of `patterns`. Raises UserError where a pattern matches none."""
@@ -119,6 +121,7 @@ class Grid:
             kernels=digest_files({name: text.encode() for name, text in kernels.items()}),
             dispatch=sha256(canonical_json(chosen).encode()),
             contract=sha256(canonical_json({op: self._contract.digest(op) for op in ops}).encode()),
+            harness=self._harness,
         )
 
     def keep(self, record: Record) -> Path:

@@ -84,6 +84,7 @@ class Subject(Frozen):
     kernels: Sha256 = Field(description="the files of every op that the cell's layer has, fused ones included")
     dispatch: Sha256 = Field(description="kernel and configuration of every such op at this TP and these rows")
     contract: Sha256 = Field(description="the exams of these ops")
+    harness: Sha256 = Field(description="what measures, and the stock path")
 
 
 class Record(Frozen):

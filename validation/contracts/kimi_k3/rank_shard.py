@@ -192,9 +192,10 @@ _UNIFORM = {
     "kv_a_norm": (0.5, 1.5), "latent_norm": (0.5, 1.5), "dt_bias": (-0.75, 0.5), "a_log": (1.0, 16.0),
 }  # fmt: skip
 _SCALES = {
-    "conv_weight": 0.5, "recurrent_state": 0.1, "correction_bias": 0.1, "res_proj": 0.01, "peers": 0.25, "shared": 0.25,
+    "conv_weight": 0.5, "recurrent_state": 0.1, "correction_bias": 0.001, "res_proj": 0.01, "peers": 0.25, "shared": 0.25,
 }  # fmt: skip
-"""Standard deviations. Other weights: one over the root of their inputs; other inputs: one"""
+"""Standard deviations. Other weights: one over the root of their inputs; other inputs: one. The bias is too small to
+choose experts: choices are even, as the bytes of a layer are counted."""
 
 
 def _scales(width: int) -> tuple[int, int]:
