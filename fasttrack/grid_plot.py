@@ -45,7 +45,7 @@ def draw(cells: Sequence[Cell], title: str, path: Path) -> None:
         axis.errorbar(
             rows, [i.median for i in intervals],
             yerr=[[i.median - i.low for i in intervals], [i.high - i.median for i in intervals]],
-            fmt="none", ecolor="black", capsize=2, linewidth=0.8,
+            fmt="none", color="black", ecolor="black", capsize=2, linewidth=0.8,
         )  # fmt: skip
         axis.set_xscale("log", base=2)
         axis.set_xticks(rows, [str(n) for n in rows])

@@ -1,7 +1,7 @@
 """Small Kimi K3 models through `models/kimi_k3/decode.py` on a CPU, beside the plain path and the oracle.
 
 Kernels hold the published model's sizes as constants; here they are given those of the small model, nothing else.
-Import this in a process of its own that was started with TRITON_INTERPRET=1.
+To run anything, import this in a process of its own that was started with TRITON_INTERPRET=1.
 """
 
 import warnings
@@ -75,10 +75,9 @@ def constants(of: Architecture) -> dict[str, dict[str, float]]:
 def resize(of: Architecture) -> None:
     """Gives the kernels the sizes of `of`, in this process."""
     for file, values in constants(of).items():
-        module = import_module(f"fasttrack_models.kimi_k3.kernels.{file}")
         for name, value in values.items():
-            assert hasattr(module, name)
-            setattr(module, name, value)
+            assert hasattr(kernel(f"kernels/{file}.py"), name)
+            setattr(kernel(f"kernels/{file}.py"), name, value)
 
 
 def kernel(file: str):

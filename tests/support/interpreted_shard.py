@@ -2,7 +2,7 @@
 
     interpreted_shard.py KIND [FAULT]     JSON: tensor -> decision of the ruling
 
-KIND is kda_moe or mla_moe. FAULT: "skipped_wait" leaves the shared expert's product undone; "epsilon" changes a norm.
+KIND is kda_moe or mla_moe. FAULT: "skipped" leaves the shared expert's product undone; "epsilon" changes a norm.
 A script of its own: whether kernels are interpreted is decided when triton is imported.
 """
 
@@ -28,7 +28,7 @@ context = decoded.InterpretingContext()
 directory = decoded.directory(of, tps=(tp,))
 if fault == "epsilon":
     decoded.kernel("kernels/latent_up.py").EPS = 1.0
-if fault == "skipped_wait":
+if fault == "skipped":
     decoded.kernel("kernels/shared_down.py").launch = lambda *arguments: context.stream("shared").__enter__()
 part = factory.part(
     shard.names, tensors, directory, context, hardware="h200", tp=tp, rows=rows, shape=decoded.small_shape(of)
