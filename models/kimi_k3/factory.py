@@ -14,7 +14,7 @@ from torch import Tensor
 from .decode import Decoder
 from .dispatch import Directory
 from .executor import Executor, Prepared
-from .graph import EXCHANGED, Place, Via, step
+from .graph import EXCHANGED, LOGITS, Place, Via, step
 from .launcher import ServingContext, hardware
 from .memory import Memory
 from .schedule import schedule
@@ -60,7 +60,7 @@ def part(
     }  # fmt: skip
     outputs = {
         value: tensors.of(place, tensor)
-        for place in chosen for tensor, value in place.writes.items() if value in outside or tensor in place.reads
+        for place in chosen for tensor, value in place.writes.items() if value in outside or value == LOGITS or tensor in place.reads
     }  # fmt: skip
     used = tuple((call.op, call.kernel) for call in calls)
     return Part(executor.run, outputs, used, prepared.bytes + tensors.memory.bytes)

@@ -99,7 +99,7 @@ def test_every_cell_of_the_grid_is_named_with_what_is_known_of_it(checkout, caps
     assert len(cells) == 2 * (7 + 4) * (1 + 3) + 2 * 7
     assert cells["tp16-mla_moe-r32-c131072"]["standing"] == "missing"
     assert "kernels take 1 token" in cells["tp8-kda_moe-r8-v8"]["reason"]
-    assert cells["tp16-step-r1-c1024"]["standing"] == "excluded"
+    assert cells["tp16-step-r1-c1024"]["standing"] == "missing"
 
 
 def test_measured_cells_are_kept_and_shown_with_their_conditions(checkout, card, capsys):

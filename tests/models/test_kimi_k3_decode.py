@@ -49,12 +49,12 @@ def test_a_fault_in_one_place_of_the_step_shows():
     own, plain = found.pop("none")
     assert own <= max(RATIO * plain, 0.02)
     for what, (wrong, _) in found.items():
-        assert wrong > 4 * max(RATIO * plain, 0.02), f"{what}: {wrong}"
+        assert wrong > 2 * max(RATIO * plain, 0.02), f"{what}: {wrong}"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["kda_moe", "mla_moe"])
-def test_a_layer_on_given_tensors_passes_the_contracts_comparison(kind):
+@pytest.mark.parametrize("kind", ["kda_moe", "mla_moe", "step"])
+def test_a_cell_on_given_tensors_passes_the_contracts_comparison(kind):
     assert set(interpreted("interpreted_shard.py", kind).values()) == {"pass"}
 
 

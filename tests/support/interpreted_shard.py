@@ -2,7 +2,7 @@
 
     interpreted_shard.py KIND [FAULT]     JSON: tensor -> decision of the ruling
 
-KIND is kda_moe or mla_moe. FAULT: "skipped" leaves the shared expert's product undone; "epsilon" changes a norm.
+KIND is kda_moe, mla_moe or step: all layers, of which an MLA layer and the end are examined. FAULT: "skipped" leaves the shared expert's product undone; "epsilon" changes a norm.
 A script of its own: whether kernels are interpreted is decided when triton is imported.
 """
 
@@ -13,7 +13,7 @@ import sys
 os.environ["TRITON_INTERPRET"] = "1"
 
 import decoded  # noqa: E402
-from grid_shards import small_grid, spec  # noqa: E402
+from grid_shards import LAYERS, STEP_LAYERS, small_grid, spec  # noqa: E402
 
 from fasttrack_models.kimi_k3 import factory  # noqa: E402
 from fasttrack_validation.performance.runner import ruled  # noqa: E402
@@ -21,7 +21,7 @@ from fasttrack_validation.performance.runner import ruled  # noqa: E402
 kind, fault = sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else None
 of, tp, rows = decoded.tiny(), 2, 3
 decoded.resize(of)
-shard = small_grid(of).shard(spec(kind, tp, rows), "h200")
+shard = small_grid(of, STEP_LAYERS if kind == "step" else LAYERS).shard(spec(kind, tp, rows), "h200")
 tensors = shard.draw(5, "cpu")
 examined = shard.examined({name: tensor.clone() for name, tensor in tensors.items()})
 context = decoded.InterpretingContext()

@@ -82,8 +82,14 @@ class Shard(ABC):
 
     @property
     @abstractmethod
-    def weight_bytes(self) -> int:
-        """Memory of the weights among them, which a path may hold a second time, repacked."""
+    def path_bytes(self) -> tuple[int, int]:
+        """Memory of one copy on the specialised and on the stock path, repacked weights included."""
+
+    @property
+    @abstractmethod
+    def copies(self) -> int | None:
+        """How many copies take turns, where one call leaves nothing of itself in L2; None where that is to be worked
+        out."""
 
     @abstractmethod
     def examined(self, tensors: "Mapping[str, Tensor]") -> "Examined":

@@ -18,6 +18,8 @@ from .records import Call, Failed, Measured, NotRun, Path
 
 MEMORY_SHARE = 0.42
 """Of the card, for one path; the rest is for what is drawn for the oracle, and for what libraries keep"""
+WHOLE_SHARE = 0.92
+"""Of the card, for both paths together where one copy of each fills it"""
 OWN_PROCESSES = 3
 """Of ours on the card: this one, which draws for the oracle, and one for each path"""
 _DRAWS = 8
@@ -61,12 +63,8 @@ class Runner:
     def run(self, spec: CellSpec) -> Measured | Failed | NotRun:
         """One cell. Raises nothing that a path does wrong: that is the cell's outcome."""
         shard = self._model.grid.shard(spec, self._hardware.name)
-        cost = shard.cost
         try:
-            slots = rotation(
-                cost.bytes, self._hardware.l2_bytes, slot_bytes=shard.slot_bytes + shard.weight_bytes,
-                memory_bytes=int(self._memory * MEMORY_SHARE),
-            )  # fmt: skip
+            slots = self._slots(shard)
         except ValueError as error:
             return NotRun(reason=str(error))
         looked = self._card.look()
@@ -78,6 +76,19 @@ class Runner:
             return Failed(stage="path", reason=str(error).strip())
         finally:
             self._free()
+
+    def _slots(self, shard: Shard) -> int:
+        """How many copies take turns. Raises ValueError where the card cannot hold them."""
+        if shard.copies is None:
+            return rotation(
+                shard.cost.bytes, self._hardware.l2_bytes, slot_bytes=max(shard.path_bytes),
+                memory_bytes=int(self._memory * MEMORY_SHARE),
+            )  # fmt: skip
+        # What the oracle is drawn from is gone before the paths draw theirs.
+        need = max(shard.copies * sum(shard.path_bytes), shard.slot_bytes)
+        if need > self._memory * WHOLE_SHARE:
+            raise ValueError(f"both paths need {need / 1e9:.0f} GB of the card's {self._memory / 1e9:.0f} GB")
+        return shard.copies
 
     def _free(self) -> None:
         for arm in (self._specialised, self._stock):

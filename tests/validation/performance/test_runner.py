@@ -5,6 +5,9 @@ import random
 import k3_weights
 import pytest
 import torch
+from fasttrack_validation import contracts
+from fasttrack_validation.contracts.kimi_k3.architecture import Architecture
+from fasttrack_validation.contracts.kimi_k3.graph import step
 from fasttrack_validation.contracts.kimi_k3.rank_shard import Ambiguous, RankShard, _Sample
 from fasttrack_validation.performance import runner as running
 from fasttrack_validation.performance.arm import ArmFailed, Laid
@@ -207,3 +210,35 @@ def test_cached_rows_count_once_for_each_row_that_sees_them():
     short = long.model_copy(update={"context": 0})
     width = OF.mla.kv_lora_rank + OF.mla.qk_rope_head_dim
     assert grid.shard(long, "h200").cost.bytes_read - grid.shard(short, "h200").cost.bytes_read == 3 * 40 * 2 * width
+
+
+def test_a_step_reads_what_was_counted_for_the_whole_model():
+    """Against a count made apart: a step at TP 16 and one row moves 15.0 GB without a cache (see below for the cache)."""
+    grid = contracts.load("kimi_k3").grid
+    cells = {cell.key: cell for cell in grid.cells("h200")}
+    one = grid.shard(cells["tp16-step-r1-c1024"], "h200")
+    # 24 MLA layers of 1025 cached rows of 576 channels, two bytes each.
+    assert one.cost.bytes - 24 * 1025 * 576 * 2 == pytest.approx(15.0e9, rel=0.005)
+    assert one.names == tuple(step(Architecture.from_config()).nodes)
+    # 896 experts of 3 x 192 x 3584 weights of 17 / 32 bytes in each of 92 layers, which the stock path repacks.
+    assert one.path_bytes[1] - one.path_bytes[0] > 86 * 896 * 3 * 192 * 3584 * 17 / 32
+
+
+def test_layers_of_a_step_take_few_sets_of_weights_in_turn():
+    shard = small_grid(OF, {"mla_moe": 3}).shard(spec("step", 2, 2), "h200")
+    tensors = shard.draw(5, "cpu")
+    assert tensors["1.front.router"] is tensors["5.front.router"] is tensors["9.front.router"]
+    assert tensors["1.front.router"] is not tensors["2.front.router"]
+    assert tensors["0.kda_decode.recurrent_state"] is not tensors["4.kda_decode.recurrent_state"]
+    own = {tensor.data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors.values()}
+    assert sum(own.values()) == pytest.approx(shard.slot_bytes, rel=0.01)
+
+
+def test_a_step_that_two_paths_do_not_fit_beside_is_not_run():
+    fast, stock = paths()
+    shard = small_grid(OF, {"mla_moe": 3}).shard(spec("step", 2, 2), "h200")
+    one = running.Runner(
+        model(OF), H200, fast, stock, memory_bytes=sum(shard.path_bytes), device="cpu", source=random.Random(2), card=Quiet()
+    )
+    outcome = one.run(spec("step", 2, 2))
+    assert isinstance(outcome, NotRun) and "both paths need" in outcome.reason

@@ -20,7 +20,8 @@ STEP_TP = 16
 
 KDA, MLA, STEP = "kda_moe", "mla_moe", "step"
 LAYER = {KDA: 13, MLA: 15}
-"""The layer whose bookkeeping a cell of each kind has: two banked streams beside the newest one"""
+"""The layer whose bookkeeping a cell of each kind has: two banked streams beside the newest one, which other ranks
+finished. The same layers are examined in a whole step"""
 
 
 class KimiK3Grid(Grid):
@@ -48,11 +49,9 @@ class KimiK3Grid(Grid):
         return tuple(found)
 
     def excluded(self, spec: CellSpec, verify_width: int) -> str | None:
-        """Verify steps beyond the kernels' width, and whole steps, which nothing here lays out yet."""
+        """Verify steps beyond the kernels' width."""
         if spec.width > verify_width:
             return f"kernels take {verify_width} token a request, this is a verify step of {spec.width}"
-        if spec.span is Span.STEP:
-            return "whole steps are not laid out yet: layers of both kinds are"
         return None
 
     def ops(self, spec: CellSpec) -> tuple[str, ...]:
@@ -69,8 +68,12 @@ class KimiK3Grid(Grid):
         if why := self.excluded(spec, 1):
             raise UserError(f"{spec.key}: {why}", "choose another cell")
         from .rank_shard import RankShard
+        from .step_shard import StepShard
 
-        return RankShard(self._architecture, self._ops, spec, self._layers[spec.kind])
+        if spec.span is Span.STEP:
+            return StepShard(self._architecture, self._ops, spec, self._graph, tuple(self._layers.values()))
+        names = self._graph.layer(self._layers[spec.kind])
+        return RankShard(self._architecture, self._ops, spec, self._graph, names)
 
 
 def grid(architecture: Architecture, ops: Mapping[str, OpContract]) -> Grid:

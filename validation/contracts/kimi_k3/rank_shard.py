@@ -15,7 +15,7 @@ from ..stock import StockRun
 from ..subgraph import Subgraph
 from . import part
 from .architecture import Architecture
-from .graph import Node, Source, Via, step
+from .graph import Node, OpGraph, Source, Via
 from .kda_decode import layout
 from .op import Layout
 
@@ -42,19 +42,18 @@ class _Layer(Subgraph):
 
 
 class RankShard(Shard):
-    """The nodes of one layer. What other ranks send is given: exchange bytes are read, nothing is communicated."""
+    """Some nodes of the step, by default those of one layer. What other ranks send is given: exchange bytes are read, nothing is communicated."""
 
     scope = "one rank, exchange bytes local, no communication"
 
     def __init__(
-        self, architecture: Architecture, ops: Mapping[str, OpContract], spec: CellSpec, layer: int
+        self, architecture: Architecture, ops: Mapping[str, OpContract], spec: CellSpec, graph: OpGraph,
+        names: Sequence[str],
     ) -> None:
-        self.spec, self.architecture = spec, architecture
-        self.graph = step(architecture)
-        self.names = self.graph.layer(layer)
+        self.spec, self.architecture, self.graph, self.names = spec, architecture, graph, tuple(names)
         self.nodes = [self.graph.nodes[name] for name in self.names]
         self.contracts = {node.op: ops[node.op] for node in self.nodes}
-        self.part = _Layer("kimi_k3", f"layer {layer}", part.members(self.graph, self.nodes, ops))
+        self.part = _Layer("kimi_k3", self.names[0], part.members(self.graph, self.nodes, ops))
         self.written = {value for node in self.nodes for value in node.writes.values()}
 
     def workload(self, node: Node, rows: int) -> Workload:
@@ -102,14 +101,24 @@ class RankShard(Shard):
 
     def draw(self, seed: int, device: str) -> Values:
         """See `Shard`."""
+        return self.drawn(seed, device, {}, lambda key: key)
+
+    def drawn(self, seed: int, device: str, weights: Values, label: Callable[[str], str]) -> Values:
+        """As `draw`, with weights that share a label shared: `weights` holds those there are, and takes new ones up."""
         made: Values = {}
         for key, (spec, shared) in self._drawn.items():
+            name = label(key)
+            if spec.role is TensorRole.STATIC and name in weights:
+                made[key] = weights[name]
+                continue
             if key == shared:
-                random = Generator(device).manual_seed(seed ^ zlib.crc32(key.encode()))
+                random = Generator(device).manual_seed(seed ^ zlib.crc32(name.encode()))
                 storage = torch.zeros(max(spec.storage_elements, 1), dtype=torch_dtype(spec.dtype), device=device)
                 made[key] = storage.as_strided(spec.shape, spec.strides)
                 self._fill(spec, made[key], random)
             made[key] = made[shared]
+            if spec.role is TensorRole.STATIC:
+                weights[name] = made[key]
         return made
 
     def _fill(self, spec: TensorSpec, to: Tensor, random: Generator) -> None:
@@ -138,16 +147,27 @@ class RankShard(Shard):
     @property
     def slot_bytes(self) -> int:
         """See `Shard`."""
-        return self._bytes(TensorRole.STATIC, TensorRole.INPUT, TensorRole.STATE)
+        return self.bytes_of(TensorRole.STATIC, TensorRole.INPUT, TensorRole.STATE)
 
     @property
-    def weight_bytes(self) -> int:
-        """See `Shard`."""
-        return self._bytes(TensorRole.STATIC)
+    def path_bytes(self) -> tuple[int, int]:
+        """See `Shard`: both paths hold weights a second time, repacked."""
+        whole = self.slot_bytes + self.bytes_of(TensorRole.STATIC)
+        return whole, whole
 
-    def _bytes(self, *roles: TensorRole) -> int:
-        own = (spec for key, (spec, shared) in self._drawn.items() if key == shared)
-        return sum(spec.storage_elements * spec.dtype.bytes for spec in own if spec.role in roles)
+    @property
+    def copies(self) -> int | None:
+        """See `Shard`."""
+        return None
+
+    def bytes_of(self, *roles: TensorRole) -> int:
+        """Memory of the tensors drawn for these roles."""
+        return sum(_bytes(spec) for key, (spec, shared) in self._drawn.items() if key == shared and spec.role in roles)
+
+    def weight_sizes(self) -> dict[str, int]:
+        """Bytes of each weight, by its key among those drawn."""
+        static = ((key, spec) for key, (spec, _) in self._drawn.items() if spec.role is TensorRole.STATIC)
+        return {key: _bytes(spec) for key, spec in static}
 
     @property
     def cost(self) -> Cost:
@@ -196,6 +216,10 @@ _SCALES = {
 }  # fmt: skip
 """Standard deviations. Other weights: one over the root of their inputs; other inputs: one. The bias is too small to
 choose experts: choices are even, as the bytes of a layer are counted."""
+
+
+def _bytes(spec: TensorSpec) -> int:
+    return spec.storage_elements * spec.dtype.bytes
 
 
 def _scales(width: int) -> tuple[int, int]:
