@@ -2,14 +2,12 @@
 
     decoder = Decoder(weights, environment, directory, context)
     decoder.bind(caches, pages=...)                 # after the engine has allocated its caches, and again if it moves them
-    match decoder.plan(step):
-        case Plan() as plan: logits = decoder.run(plan, inputs)
-        case Fallback(): ...                        # the engine's own path
+    logits = decoder.step(step, inputs, stock)      # `stock`: the engine's own path, for what this one leaves to it
 
 `run` enqueues on the current stream, allocates nothing and waits for nothing: an engine captures it after one call.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +17,8 @@ from torch import Tensor
 from .dispatch import Directory
 from .environment import Environment, Objection, unsupported
 from .executor import Exchange, Executor, Prepared
-from .graph import EMBEDDING, LOGITS, Place, step
+from .graph import EMBEDDING, LOGITS, Place
+from .graph import step as whole_step
 from .memory import Memory
 from .plan import Fallback, Plan, Step, plan
 from .plan import Prepared as PreparedFor
@@ -59,7 +58,7 @@ class Decoder:
             raise ValueError("; ".join(objection.text for objection in objections))
         self.directory = directory
         self.environment, self.rank, self.buckets = environment, Rank(shape, environment.tp, rank), tuple(sorted(buckets))
-        self.places = step(shape).places
+        self.places = whole_step(shape).places
         self.executors: dict[int, Executor] = {}
         self.prepared = Prepared()
         self._model, self._context, self._device, self._exchange = model, context, device, exchange
@@ -105,6 +104,14 @@ class Decoder:
         self._lanes[plan.bucket].take(inputs, plan.rows)
         self.executors[plan.bucket].run()
         return self._lanes[plan.bucket].memory.written(LOGITS)[: plan.rows]
+
+    def step(self, step: Step, inputs: Inputs, stock: Callable[[Fallback], Tensor]) -> Tensor:
+        """Logits of `step`: by this path where it can, else what `stock` makes of it."""
+        match self.plan(step):
+            case Plan() as here:
+                return self.run(here, inputs)
+            case Fallback() as why:
+                return stock(why)
 
     def lane(self, bucket: int) -> "_Lane":
         """The buffers of one bucket: for what exchanges values between ranks."""

@@ -97,7 +97,7 @@ def test_steps_are_the_stock_paths_until_caches_are_bound_and_while_they_move(de
     assert one.plan(Step((1, 1, 1), pages=6)) == decode.Plan(3, 4)
     assert isinstance(one.plan(Step((1,) * 5)), Fallback)
     one.unbind()
-    assert isinstance(one.plan(Step((1,))), Fallback)
+    assert one.step(Step((1,)), None, lambda fallback: fallback.why) in (Why.CACHES, Why.PAGES)
 
 
 def test_sizes_share_repacked_weights_and_have_buffers_of_their_own(decoder):
@@ -124,6 +124,21 @@ def test_rows_behind_a_steps_own_become_padding(decoder):
     assert not lane.embedding[3].any() and not lane._given["page_table"][3].any()
     # A narrower table than was prepared leaves the rest of its rows alone: no length reaches there.
     assert lane._given["page_table"][0].tolist() == [1, 1, 7, 7, 7, 7]
+
+
+STEPS = {
+    Why.PREFILL: Step((1, 1), prefills=1), Why.EMPTY: Step(()), Why.ROWS: Step((1,) * 65), Why.RAGGED: Step((2, 1)),
+    Why.VERIFY: Step((2, 2)), Why.UNPREPARED: Step((1,) * 5), Why.PAGES: Step((1,), pages=7),
+    Why.PIPELINE: Step((1,), intermediate=True), Why.PIECEWISE: Step((1,), piecewise=True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("why", STEPS)
+def test_outside_the_envelope_the_stock_paths_result_comes_out(decoder, why):
+    run, one = decoder
+    one.bind(run.caches(0), 6)
+    # Inputs that would be refused show that nothing of this path runs.
+    assert one.step(STEPS[why], None, lambda fallback: ("stock", fallback.why)) == ("stock", why)
 
 
 @pytest.mark.parametrize(
