@@ -28,7 +28,8 @@ def line(outcome: Measured | Failed | NotRun) -> str:
             return f"not run: {_short(outcome.reason)}"
     c = outcome.comparison
     return (
-        f"stock {outcome.stock.microseconds.median:.1f} us, specialised {outcome.specialised.microseconds.median:.1f} us, "
+        f"stock {outcome.stock.microseconds.median:.1f} us, "
+        f"specialised {outcome.specialised.microseconds.median:.1f} us, "
         f"ratio {c.ratio:.2f} ({c.low:.2f} to {c.high:.2f}), {c.standing}"
     )
 
@@ -48,7 +49,8 @@ def shown(cells: Sequence[Cell]) -> Iterator[str]:
     yield ""
     yield (
         f"ratio stock over specialised: worst {totals['worst']:.2f}, geometric mean {totals['geometric_mean']:.2f}, "
-        f"best {totals['best']:.2f} of {totals['measured']} cells; {totals['not_run']} not run, {totals['failed']} failed"
+        f"best {totals['best']:.2f} of {totals['measured']} cells; {totals['not_run']} not run, "
+        f"{totals['failed']} failed"
     )
     yield from dict.fromkeys(f"scope: {cell.record.scope}" for cell in measured)
     yield from dict.fromkeys(
@@ -75,7 +77,8 @@ def _table(outcomes: Iterable[tuple[Cell, Measured | Failed | NotRun]]) -> Itera
             begun = True
         c, fast = outcome.comparison, outcome.specialised
         yield (
-            f"{cell.spec.key:<26} {outcome.stock.microseconds.median:>9.1f} {fast.microseconds.median:>9.1f} {c.ratio:>6.2f}  "
+            f"{cell.spec.key:<26} {outcome.stock.microseconds.median:>9.1f} {fast.microseconds.median:>9.1f} "
+            f"{c.ratio:>6.2f}  "
             f"{f'{c.low:.2f}-{c.high:.2f}':<13} {fast.microseconds.median / outcome.target_floor_us:>7.2f} "
             f"{outcome.target_floor_us:>7.1f} {outcome.physical_floor_us:>8.1f} "
             f"{f'{outcome.stock.launches}/{fast.launches}':>9}  {len(outcome.examined_rows)} examined"

@@ -49,7 +49,7 @@ class Decode(Frozen):
     """The whole-model decode path, relative to the model directory."""
 
     factory: str = Field(description="Python file through which the path is reached: Decoder, part, ServingContext")
-    sources: tuple[str, ...] = Field(min_length=1, description="files that a model-level result exercises beside kernels")
+    sources: tuple[str, ...] = Field(min_length=1, description="files that model-level results exercise beside kernels")
 
     _inside = field_validator("factory", "sources")(_plain_paths)
 

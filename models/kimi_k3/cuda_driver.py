@@ -28,7 +28,7 @@ class CompileError(RuntimeError):
 def function(
     sources: Mapping[str, str], file: str, name: str, constants: Mapping[str, Any], max_registers: int | None
 ):
-    """The kernel `name` of `file`, one of `sources` (path -> text), loaded on the current device. Constants are macros."""
+    """The kernel `name` of `file`, one of `sources` (path -> text), on the current device. Constants are macros."""
     major, minor = torch.cuda.get_device_capability()
     torch.cuda.current_stream()  # Makes torch's context the current one.
     options = [f"-arch=sm_{major}{minor}a", *(f"-D{key}={_macro(value)}" for key, value in sorted(constants.items()))]
@@ -129,7 +129,8 @@ def _attributes(pdl: bool, cluster: int, cooperative: bool) -> list:
         return found[-1].value
 
     if pdl:
-        attribute(kinds.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION).programmaticStreamSerializationAllowed = 1
+        early = attribute(kinds.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION)
+        early.programmaticStreamSerializationAllowed = 1
     if cooperative:
         attribute(kinds.CU_LAUNCH_ATTRIBUTE_COOPERATIVE).cooperative = 1
     if cluster > 1:

@@ -50,14 +50,15 @@ class Decoder:
     """The specialised path of one rank. Between steps it keeps nothing: caches and inputs say all."""
 
     def __init__(
-        self, model: Any, environment: Environment, directory: Directory, context: Any, *, rank: int = 0, shape: Shape = PUBLISHED, buckets: Sequence[int] = BUCKETS, device: torch.device | str = "cuda",
+        self, model: Any, environment: Environment, directory: Directory, context: Any, *, rank: int = 0,
+        shape: Shape = PUBLISHED, buckets: Sequence[int] = BUCKETS, device: torch.device | str = "cuda",
         exchange: Exchange = lambda values: None,
     ) -> None:  # fmt: skip
         """`model` holds the rank's weights, see weights.py. Raises ValueError where there are objections: ask first."""
         if objections := self.objections(environment, directory, shape):
             raise ValueError("; ".join(objection.text for objection in objections))
-        self.directory = directory
-        self.environment, self.rank, self.buckets = environment, Rank(shape, environment.tp, rank), tuple(sorted(buckets))
+        self.directory, self.environment = directory, environment
+        self.rank, self.buckets = Rank(shape, environment.tp, rank), tuple(sorted(buckets))
         self.places = whole_step(shape).places
         self.executors: dict[int, Executor] = {}
         self.prepared = Prepared()

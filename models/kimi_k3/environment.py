@@ -163,7 +163,9 @@ def unsupported(environment: Environment, claims: tuple[Claim, ...], shape: Shap
     object_if(e.lora, Reason.LORA, "LoRA adapters change weights that were repacked")
     object_if(e.sleep_mode, Reason.SLEEP_MODE, "sleep mode moves weights whose addresses are captured")
     object_if(e.micro_batches, Reason.MICRO_BATCHES, "two halves of a batch at once would share the step's buffers")
-    object_if(not e.full_graphs, Reason.GRAPHS, "decode steps are not captured whole: launches would cost more than kernels")
+    object_if(
+        not e.full_graphs, Reason.GRAPHS, "decode steps are not captured whole: launches would cost more than kernels"
+    )
     object_if(e.compiler, Reason.COMPILER, "a compiler traces the forward pass; it cannot see through own kernels")
     return tuple(found)
 
@@ -172,7 +174,8 @@ class Unsupported(RuntimeError):
     """`latency_specialized` was asked for where it cannot run. `objections` are all reasons."""
 
     def __init__(self, objections: tuple[Objection, ...]) -> None:
-        super().__init__("decode_backend latency_specialized cannot run here:\n" + "\n".join(f"- {o.text}" for o in objections))
+        reasons = "\n".join(f"- {objection.text}" for objection in objections)
+        super().__init__(f"decode_backend latency_specialized cannot run here:\n{reasons}")
         self.objections = objections
 
 

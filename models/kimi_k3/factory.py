@@ -60,7 +60,8 @@ def part(
     }  # fmt: skip
     outputs = {
         value: tensors.of(place, tensor)
-        for place in chosen for tensor, value in place.writes.items() if value in outside or value == LOGITS or tensor in place.reads
+        for place in chosen for tensor, value in place.writes.items()
+        if value in outside or value == LOGITS or tensor in place.reads
     }  # fmt: skip
     used = tuple((call.op, call.kernel) for call in calls)
     return Part(executor.run, outputs, used, prepared.bytes + tensors.memory.bytes)

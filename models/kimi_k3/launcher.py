@@ -68,7 +68,8 @@ def packed(argument: Any) -> Tensor:
             return packed(Scalar("i32", argument))
         case float():
             return packed(Scalar("fp32", argument))
-    raise TypeError(f"a CUDA kernel takes tensors, numbers, ctx.scalar(), ctx.tensor_map() and ctx.peers(), not {argument!r}")
+    known = "tensors, numbers, ctx.scalar(), ctx.tensor_map() and ctx.peers()"
+    raise TypeError(f"a CUDA kernel takes {known}, not {argument!r}")
 
 
 @dataclass(frozen=True)

@@ -99,7 +99,8 @@ class Memory:
         return dense(*self.rank.output(op, tensor, self.rows)[0])
 
     def _banks(self) -> Tensor:
-        return self.buffer("banks", (1 + max(self._banked.values(), default=0), self.rows, self.rank.shape.hidden), BF16)
+        count = 1 + max(self._banked.values(), default=0)
+        return self.buffer("banks", (count, self.rows, self.rank.shape.hidden), BF16)
 
     def _everyones(self, value: str) -> Tensor:
         op, tensor = self._ops[value]

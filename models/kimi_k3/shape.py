@@ -53,7 +53,7 @@ class Shape:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> "Shape":
-        """From a checkpoint's `text_config`, whose lists of layers count from one. Raises KeyError for a missing key."""
+        """From a checkpoint's `text_config`, whose lists of layers count from one. KeyError for a missing key."""
         linear = config["linear_attn_config"]
         return cls(
             hidden=config["hidden_size"], layers=config["num_hidden_layers"], vocabulary=config["vocab_size"],

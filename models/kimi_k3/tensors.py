@@ -131,7 +131,7 @@ Layouts = Mapping[str, Layout | torch.Tensor]
 
 
 def axes(op: str, at: Layouts, rank: Rank, rows: int, place: Mapping[str, int]) -> dict[str, int]:
-    """All that a kernel of `op` may depend on; `at` holds how its inputs and states lie, `place` what its place decides."""
+    """All that a kernel of `op` may depend on. `at`: how its inputs and states lie; `place`: what its place decides."""
     return {"tp": rank.tp, "rows": rows, **_AXES[op](at, rank, rows), **place}
 
 

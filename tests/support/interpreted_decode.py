@@ -108,6 +108,6 @@ what = sys.argv[1]
 if what == "faults":
     print(json.dumps(faults(decoded.tiny())))
 elif what == "nano":
-    print(json.dumps(tp(1, k3_weights.nano(), 1, 2, (2,))))
+    print(json.dumps(tp(1, k3_weights.nano(), 1, 1, (2,))))
 else:
     print(json.dumps(tp(int(what[2:]), decoded.tiny(), 2, 3 if what == "tp1" else 1, (4,))))

@@ -2,7 +2,8 @@
 
     interpreted_shard.py KIND [FAULT]     JSON: tensor -> decision of the ruling
 
-KIND is kda_moe, mla_moe or step: all layers, of which an MLA layer and the end are examined. FAULT: "skipped" leaves the shared expert's product undone; "epsilon" changes a norm.
+KIND is kda_moe, mla_moe or step: all layers, of which an MLA layer and the end are examined. FAULT: "skipped" leaves
+the shared expert's product undone; "epsilon" changes a norm.
 A script of its own: whether kernels are interpreted is decided when triton is imported.
 """
 

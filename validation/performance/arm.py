@@ -121,7 +121,8 @@ class Arm:
                 raise ArmFailed(f"the {self.name} path did not answer {command!r} within {DEADLINE_SECONDS} s")
             outcome, value = self._pipe.recv()
         except (EOFError, OSError) as error:
-            raise ArmFailed(f"the {self.name} path's process ended during {command!r} ({error or 'no answer'})") from error
+            what = f"the {self.name} path's process ended during {command!r} ({error or 'no answer'})"
+            raise ArmFailed(what) from error
         if outcome != "ok":
             raise ArmFailed(value)
         return value

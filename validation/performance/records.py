@@ -21,8 +21,8 @@ class Path(Frozen):
     microseconds: Interval
     samples: tuple[float, ...] = Field(description="microseconds a call, in the order taken")
     kernels: tuple[str, ...] = Field(
-        description="what one call launches, read from its captured graph: kernels in the order of its nodes, then copies "
-        "and fills by kind"
+        description="what one call launches, read from its captured graph: kernels in the order of its nodes, then "
+        "copies and fills by kind"
     )
     prepare_seconds: float = Field(description="repacking weights and binding, of one copy")
     first_call_seconds: float = Field(description="the first call: compiling, loading")

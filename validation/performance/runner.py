@@ -140,7 +140,7 @@ class Runner:
 
     def _examined(self, shard: Shard) -> tuple[int, Examined]:
         """A seed whose first rows any honest arithmetic decides alike, and what must come out for it."""
-        from ..contracts.kimi_k3.rank_shard import Ambiguous
+        from ..contracts.kimi_k3.rows_examined import Ambiguous
 
         last: Ambiguous | None = None
         for _ in range(_DRAWS):

@@ -8,7 +8,8 @@ import torch
 from fasttrack_validation import contracts
 from fasttrack_validation.contracts.kimi_k3.architecture import Architecture
 from fasttrack_validation.contracts.kimi_k3.graph import step
-from fasttrack_validation.contracts.kimi_k3.rank_shard import Ambiguous, RankShard, _Sample
+from fasttrack_validation.contracts.kimi_k3.rank_shard import RankShard
+from fasttrack_validation.contracts.kimi_k3.rows_examined import Ambiguous, Sample
 from fasttrack_validation.performance import runner as running
 from fasttrack_validation.performance.arm import ArmFailed, Laid
 from fasttrack_validation.performance.hardware import profile
@@ -43,14 +44,15 @@ class Path:
         self.shard = small_grid(OF).shard(spec, hardware)
         self.tensors = self.shard.draw(seeds[0], "cpu")
         return Laid(
-            kernels=("a", "b"), prepare_seconds=1, first_call_seconds=2, extra_bytes=3, calls=(("front", "kernels/f.py"),)
-        )
+            kernels=("a", "b"), prepare_seconds=1, first_call_seconds=2, extra_bytes=3,
+            calls=(("front", "kernels/f.py"),),
+        )  # fmt: skip
 
     def produced(self, selection):
         if self.dies:
             raise ArmFailed(f"the {self.name} path's process ended")
         rows = range(self.shard.spec.rows)
-        sample = _Sample(self.shard, self.tensors, rows)
+        sample = Sample(self.shard, self.tensors, rows)
         values = sample.walk(lambda contract: contract.plain)
         found = {}
         for value, indices in selection.items():
@@ -197,7 +199,7 @@ def test_both_paths_draw_the_same_bits_and_other_seeds_other_ones():
 def test_choices_of_experts_are_as_even_as_the_bytes_are_counted():
     """Distinct experts of a batch against the expectation of even choices, which the floor is made of."""
     shard: RankShard = small_grid(OF).shard(spec("kda_moe", 2, 16), "h200")
-    sample = _Sample(shard, shard.draw(3, "cpu"), range(16))
+    sample = Sample(shard, shard.draw(3, "cpu"), range(16))
     ids = sample.walk(lambda contract: contract.plain)["1.routing.ids"]
     expected = shard.contracts["experts"].expected_experts(shard.workloads["1.experts"])
     assert len(ids.unique()) == pytest.approx(expected, rel=0.15)
@@ -213,7 +215,7 @@ def test_cached_rows_count_once_for_each_row_that_sees_them():
 
 
 def test_a_step_reads_what_was_counted_for_the_whole_model():
-    """Against a count made apart: a step at TP 16 and one row moves 15.0 GB without a cache (see below for the cache)."""
+    """Against a count made apart: a step at TP 16 and one row moves 15.0 GB without a cache."""
     grid = contracts.load("kimi_k3").grid
     cells = {cell.key: cell for cell in grid.cells("h200")}
     one = grid.shard(cells["tp16-step-r1-c1024"], "h200")
@@ -238,7 +240,8 @@ def test_a_step_that_two_paths_do_not_fit_beside_is_not_run():
     fast, stock = paths()
     shard = small_grid(OF, {"mla_moe": 3}).shard(spec("step", 2, 2), "h200")
     one = running.Runner(
-        model(OF), H200, fast, stock, memory_bytes=sum(shard.path_bytes), device="cpu", source=random.Random(2), card=Quiet()
-    )
+        model(OF), H200, fast, stock, memory_bytes=sum(shard.path_bytes), device="cpu", source=random.Random(2),
+        card=Quiet(),
+    )  # fmt: skip
     outcome = one.run(spec("step", 2, 2))
     assert isinstance(outcome, NotRun) and "both paths need" in outcome.reason

@@ -2,15 +2,14 @@
 
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from torch import Generator, Tensor
 
 from ...tensors import DType, torch_dtype
-from ..base import Comparison, Cost, OpContract, TensorRole, TensorSpec, Workload
-from ..grid import CellSpec, Examined, Shard
+from ..base import Cost, OpContract, TensorRole, TensorSpec, Workload
+from ..grid import CellSpec, Shard
 from ..stock import StockRun
 from ..subgraph import Subgraph
 from . import part
@@ -18,20 +17,12 @@ from .architecture import Architecture
 from .graph import Node, OpGraph, Source, Via
 from .kda_decode import layout
 from .op import Layout
+from .rows_examined import MARGIN, Ambiguous, RowsExamined, Sample, Values
 
 PAGE = 64
 """Tokens of a page of the latent cache"""
 EXAMINED = 4
 """Rows that are held against the oracle: rows do not depend on each other, and float64 takes its time"""
-MARGIN = 5e-4
-"""Scores of the last expert chosen and the first one left must be this far apart for a row to be examined: roundings
-before the router move a score by about a tenth of it, and another expert is another result"""
-
-Values = dict[str, Tensor]
-
-
-class Ambiguous(ValueError):
-    """No examined row has experts that any honest arithmetic would choose: draw others."""
 
 
 class _Layer(Subgraph):
@@ -42,7 +33,10 @@ class _Layer(Subgraph):
 
 
 class RankShard(Shard):
-    """Some nodes of the step, by default those of one layer. What other ranks send is given: exchange bytes are read, nothing is communicated."""
+    """Some nodes of the step, by default those of one layer.
+
+    What other ranks send is given: exchange bytes are read, nothing is communicated.
+    """
 
     scope = "one rank, exchange bytes local, no communication"
 
@@ -90,13 +84,14 @@ class RankShard(Shard):
         for node in self.nodes:
             for spec in self.contracts[node.op].tensors(self.workloads[node.name]):
                 key, sources = f"{node.name}.{spec.name}", node.reads.get(spec.name)
-                if spec.role is TensorRole.OUTPUT or (sources and spec.name != "blocks" and self._inner(sources)):
+                if spec.role is TensorRole.OUTPUT or (sources and spec.name != "blocks" and self.inner(sources)):
                     continue
                 same = (spec.name == "blocks", sources) if sources else key
                 found[key] = (spec, first.setdefault(same, key))
         return found
 
-    def _inner(self, sources: Iterable[Source]) -> bool:
+    def inner(self, sources: Iterable[Source]) -> bool:
+        """Whether nodes of the shard hand all of them on within the rank."""
         return all(s.value in self.written and s.via in (Via.HERE, Via.COLUMNS) for s in sources)
 
     def draw(self, seed: int, device: str) -> Values:
@@ -194,11 +189,11 @@ class RankShard(Shard):
         device = str(next(iter(tensors.values())).device)
         return stock.part(self.graph, self.names, self.contracts, tensors, self.workloads, device=device)
 
-    def examined(self, tensors: Mapping[str, Tensor]) -> "RowsExamined":
+    def examined(self, tensors: Mapping[str, Tensor]) -> RowsExamined:
         """Of up to four rows, first and last among them. Raises Ambiguous."""
         rows = self.spec.rows
         chosen = sorted({0, rows - 1, rows // 3, 2 * rows // 3})[:EXAMINED]
-        sample = _Sample(self, tensors, chosen)
+        sample = Sample(self, tensors, chosen)
         exact = sample.walk(lambda contract: contract.oracle)
         plain = sample.walk(lambda contract: contract.plain)
         clear = [row for row in range(len(chosen)) if sample.clear(exact, plain, row)]
@@ -212,7 +207,8 @@ _UNIFORM = {
     "kv_a_norm": (0.5, 1.5), "latent_norm": (0.5, 1.5), "dt_bias": (-0.75, 0.5), "a_log": (1.0, 16.0),
 }  # fmt: skip
 _SCALES = {
-    "conv_weight": 0.5, "recurrent_state": 0.1, "correction_bias": 0.001, "res_proj": 0.01, "peers": 0.25, "shared": 0.25,
+    "conv_weight": 0.5, "recurrent_state": 0.1, "correction_bias": 0.001, "res_proj": 0.01, "peers": 0.25,
+    "shared": 0.25,
 }  # fmt: skip
 """Standard deviations. Other weights: one over the root of their inputs; other inputs: one. The bias is too small to
 choose experts: choices are even, as the bytes of a layer are counted."""
@@ -226,138 +222,3 @@ def _scales(width: int) -> tuple[int, int]:
     """The range of scale bytes with which a product of `width` elements is of order one: an element's is near 3."""
     exponent = 127 - round(torch.tensor(3.0 * width**0.5).log2().item())
     return exponent - 1, exponent + 2
-
-
-class _Sample:
-    """Some rows of a shard's tensors, with pools that hold their pages alone."""
-
-    def __init__(self, shard: RankShard, tensors: Mapping[str, Tensor], rows: Sequence[int]) -> None:
-        self.shard, self.rows = shard, tuple(rows)
-        self.workloads = {node.name: shard.workload(node, len(rows)) for node in shard.nodes}
-        self.pages: dict[str, Tensor] = {}
-        self.tensors: Values = {}
-        for node in shard.nodes:
-            axes = getattr(shard.contracts[node.op], "row_axes", _KDA_ROWS)
-            for spec in shard.contracts[node.op].tensors(shard.workloads[node.name]):
-                key = f"{node.name}.{spec.name}"
-                if key in tensors:
-                    self.tensors[key] = self._cut(tensors[key], spec, axes)
-        self._renumber(tensors)
-
-    def _cut(self, tensor: Tensor, spec: TensorSpec, axes: Mapping[str, int]) -> Tensor:
-        if spec.role is TensorRole.STATIC or spec.name in _POOLS:
-            return tensor
-        axis = 0 if spec.name in ("slots", "page_table", "lengths") else axes[spec.name]
-        return tensor.index_select(axis, torch.tensor(self.rows))
-
-    def _renumber(self, tensors: Mapping[str, Tensor]) -> None:
-        """Pools of the rows' own pages behind the null page, and tables that point there."""
-        for node in self.shard.nodes:
-            for pool in _POOLS:
-                key, table = f"{node.name}.{pool}", f"{node.name}.{'page_table' if pool == 'cache' else 'slots'}"
-                if key not in tensors:
-                    continue
-                used = tensors[table].index_select(0, torch.tensor(self.rows)).flatten().long()
-                self.pages[key] = used
-                whole = torch.cat([torch.zeros(1, dtype=torch.long), used])
-                self.tensors[key] = tensors[key].index_select(0, whole)
-        for key, tensor in self.tensors.items():
-            if key.rpartition(".")[2] in ("slots", "page_table"):
-                self.tensors[key] = (1 + torch.arange(tensor.numel(), dtype=torch.int32)).view(tensor.shape)
-
-    def walk(self, path: Callable[[OpContract], Callable]) -> Values:
-        """Every value of the layer by the ops' own paths, each in the type that the path gives it."""
-        values: Values = {}
-        for node in self.shard.nodes:
-            contract, workload = self.shard.contracts[node.op], self.workloads[node.name]
-            inputs: Values = {}
-            for spec in contract.tensors(workload):
-                if spec.role is not TensorRole.OUTPUT:
-                    given = self._given(node, spec.name, values)
-                    inputs[spec.name] = given.clone() if spec.role is TensorRole.STATE else given
-            result = path(contract)(inputs, workload)
-            values |= {value: result[tensor] for tensor, value in node.writes.items()}
-        return values
-
-    def _given(self, node: Node, name: str, values: Values) -> Tensor:
-        sources = node.reads.get(name)
-        if name == "blocks" or not sources or not self.shard._inner(sources):
-            return self.tensors[f"{node.name}.{name}"]
-        (source,) = sources
-        value = values[source.value]
-        return value if source.via is Via.HERE else value.chunk(self.shard.spec.tp, 1)[0]
-
-    def clear(self, exact: Values, plain: Values, row: int) -> bool:
-        """Whether any honest arithmetic gives the row the same experts."""
-        for node in self.shard.nodes:
-            if node.op != "routing":
-                continue
-            moe = self.shard.architecture.moe
-            logits = exact[node.reads["logits"][0].value][row].double()
-            score = logits.sigmoid() + self.tensors[f"{node.name}.correction_bias"].double()
-            best = score.topk(moe.top_k + 1).values if moe.top_k < moe.experts else score
-            same = set(exact[node.writes["ids"]][row].tolist()) == set(plain[node.writes["ids"]][row].tolist())
-            if moe.top_k < moe.experts and (not same or float(best[-2] - best[-1]) < MARGIN):
-                return False
-        return True
-
-
-_POOLS = ("conv_state", "recurrent_state", "cache")
-_KDA_ROWS = {"projected": 0, "slots": 0}
-
-
-@dataclass(frozen=True)
-class _Wanted:
-    """A produced tensor: its value in the step, and which of its leading indices belong to examined rows."""
-
-    comparison: Comparison
-    value: str
-    indices: Tensor
-    own: Tensor
-    """The same among the sample's"""
-
-
-class RowsExamined(Examined):
-    """See `RankShard.examined`."""
-
-    def __init__(self, shard: RankShard, sample: _Sample, exact: Values, plain: Values, clear: Sequence[int]) -> None:
-        self.rows = tuple(sample.rows[row] for row in clear)
-        self._exact, self._plain = exact, plain
-        leaving = set(shard.graph.interface(shard.names).outputs)
-        found = [self._of(shard, sample, comparison, clear) for comparison in shard.part.comparisons]
-        # What the layer alone reads of itself, a path need not have.
-        self._wanted = [wanted for wanted in found if wanted.value in leaving]
-        self.comparisons = tuple(wanted.comparison for wanted in self._wanted)
-        self._types = {
-            value: torch_dtype(spec.dtype)
-            for node in shard.nodes
-            for spec in shard.contracts[node.op].tensors(sample.workloads[node.name])
-            for tensor, value in node.writes.items() if tensor == spec.name
-        }  # fmt: skip
-
-    def _of(self, shard: RankShard, sample: _Sample, comparison: Comparison, clear: Sequence[int]) -> _Wanted:
-        member, tensor = next(
-            (index, name) for index, member in enumerate(shard.part.members) for name, outer in member.outer.items()
-            if outer == comparison.tensor and name in member.contract.produced
-        )  # fmt: skip
-        node = shard.nodes[member]
-        rows, own = torch.tensor([sample.rows[row] for row in clear]), torch.tensor(list(clear))
-        if tensor in _POOLS:
-            pages = sample.pages[f"{node.name}.{tensor}"].view(len(sample.rows), -1)
-            numbers = 1 + torch.arange(pages.numel()).view(pages.shape)
-            rows, own = pages[own].flatten(), numbers[own].flatten()
-        return _Wanted(comparison, node.writes[tensor], rows, own)
-
-    @property
-    def selection(self) -> dict[str, Tensor]:
-        """Value -> leading indices of it that `results` is given, in order."""
-        return {wanted.value: wanted.indices for wanted in self._wanted}
-
-    def results(self, produced: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
-        """See `Examined`; `produced` holds the indices of `selection` alone."""
-        found = {}
-        for wanted in self._wanted:
-            exact, plain = (values[wanted.value].index_select(0, wanted.own) for values in (self._exact, self._plain))
-            dtype = self._types[wanted.value]
-            found[wanted.comparison.tensor] = (exact, plain.to(dtype), produced[wanted.value].to(dtype))
-        return found

@@ -14,7 +14,8 @@ from ..grid import CellSpec, Examined, Shard
 from ..stock import StockRun
 from .architecture import Architecture
 from .graph import OpGraph
-from .rank_shard import RankShard, RowsExamined, Values
+from .rank_shard import RankShard
+from .rows_examined import RowsExamined, Values
 
 SETS = 4
 """Sets of weights that layers take in turn: each is several times the L2, so that a layer finds none of its own there"""
