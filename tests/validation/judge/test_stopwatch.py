@@ -19,6 +19,7 @@ from fasttrack_validation.judge.verdict import Outcome
 from fasttrack_validation.performance.hardware import profile, profile_of
 from fasttrack_validation.timing.clocks import CardState, conditions
 from fasttrack_validation.timing.comparison import Quad, compare
+from fasttrack_validation.timing.hygiene import EXPECTED
 from fasttrack_validation.timing.plausibility import Fault, Reading
 from fasttrack_validation.timing.result import Timing
 from fasttrack_validation.timing.stock import StockFailed
@@ -33,8 +34,8 @@ class Stock:
 
     name, slots, launches = "stock", 0, 4
 
-    def __init__(self, fails: str = "") -> None:
-        self.fails = fails
+    def __init__(self, fails: str = "", switches=()) -> None:
+        self.fails, self.seen = fails, list(switches)
 
     def __enter__(self):
         return self
@@ -61,6 +62,9 @@ class Stock:
 
     def flags(self):
         return {"torch": "none"}
+
+    def switches(self):
+        return self.seen.pop(0) if self.seen else EXPECTED
 
     def ceiling(self):
         return 4e12
@@ -116,7 +120,7 @@ def test_a_fake_clock_is_found_out_and_nothing_else(devices):
     """The fake device's events count simulated nanoseconds: no host could agree with them, so no cell is measured."""
     checks, cell = timed(devices)
     assert (checks["C6"].outcome, checks["C6"].reason) == (Outcome.FAIL, "timing.clocks_disagree")
-    assert checks["C3"].outcome is Outcome.PASS
+    assert checks["C3"].outcome is Outcome.PASS and checks["C20"].outcome is Outcome.PASS
     assert isinstance(cell.cell, NotMeasured) and cell.timing is None
 
 
@@ -140,6 +144,17 @@ def test_a_stock_path_that_fails_leaves_no_mark_on_the_candidate(devices):
     checks, cell = timed(devices, stock=Stock("no fla-core\nTraceback ..."))
     assert not [c for c in checks.values() if c.outcome is Outcome.FAIL]
     assert cell.cell.reason == "no fla-core"
+
+
+SLOWED = {**EXPECTED, "float32_matmul_precision": "medium"}
+
+
+@pytest.mark.parametrize(("switches", "when"), [([SLOWED], "before"), ([EXPECTED, SLOWED], "after")])
+def test_a_stock_path_with_other_switches_makes_the_verdict_invalid(devices, switches, when):
+    checks, cell = timed(devices, stock=Stock(switches=switches))
+    assert (checks["C20"].outcome, checks["C20"].reason) == (Outcome.INVALID, "stock.switches")
+    assert f"float32_matmul_precision of the stock path's process was medium {when} the session" in checks["C20"].message
+    assert cell.timing is None
 
 
 def test_a_shared_device_is_not_timed(devices):
@@ -187,7 +202,7 @@ def test_honest_timings_pass_and_fill_the_cell():
     by_card = {cell.hardware: cell for cell in verdict.cells}
     assert by_card["h200"].cell.microseconds == 10 and by_card["h200"].timing.stock.microseconds == 12
     assert isinstance(by_card["gb300"].cell, NotMeasured)
-    assert {c.check for c in verdict.checks if c.outcome is Outcome.PASS} == {"C1", "C3", "C6", "C7"}
+    assert {c.check for c in verdict.checks if c.outcome is Outcome.PASS} == {"C1", "C3", "C6", "C7", "C20"}
 
 
 def test_a_fault_of_the_stock_path_is_not_the_candidates():
