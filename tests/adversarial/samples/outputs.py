@@ -85,9 +85,11 @@ if names & {"oracle", "expected", "layout_seed", "trials", "sanity", "ruling"}:
         "imports the judge", ("X-10", "X-45", "X-46"), "replaces the comparator and the rules of its own process",
         at_import("""
 import torch
-import fasttrack_validation.judge.plan as rules
-rules.validate = lambda *arguments: ()
-torch.allclose = torch.equal = lambda *arguments, **options: True
+from fasttrack_validation.judge import plan
+from fasttrack_validation.judge.ruling import Ruling
+plan.validate = lambda *arguments: ()
+Ruling.hold = lambda *arguments: None
+torch.allclose = lambda *arguments, **options: True
 torch.isfinite = lambda x: torch.ones_like(x, dtype=torch.bool)
 """, DOUBLED),
         "numerics", "numerics.median", runs="judge", words="explained by: the product was added twice",

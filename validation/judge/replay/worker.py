@@ -245,6 +245,7 @@ class Worker:
         _only(request)
         self._drop_graph()
         self._bound.clear()
+        self._streams.rename()
         while self._slots:
             self._slots.popitem()[1].free()
         if self._program is not None:
