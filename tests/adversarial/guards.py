@@ -7,6 +7,7 @@ from toy_contract import Toy
 
 from fasttrack_validation.judge import inspect_trial, recorded, stages, trials
 from fasttrack_validation.judge.ruling import Ruling
+from fasttrack_validation.numerics import calibrate
 
 LOGGED = {
     "races": ("race.between_programs", "race.between_lanes", "race.between_streams", "race.dependent_launch"),
@@ -63,9 +64,16 @@ def _numerics(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Ruling, "hold", lambda self, trial, contract, measured, cause: None)
 
 
+def _finite(patch: pytest.MonkeyPatch) -> None:
+    """What is not finite is taken for no error, as by a comparator for which NaN equals NaN."""
+    relative = calibrate.relative
+    patch.setattr(calibrate, "relative", lambda *arguments: relative(*arguments).nan_to_num(posinf=0.0))
+
+
 SWITCHES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "poison": _poison,
     "numerics": _numerics,
+    "finite outputs": _finite,
     "races": lambda patch: _without_conflicts(patch, LOGGED["races"]),
     "uninitialised reads": lambda patch: _without_conflicts(patch, LOGGED["uninitialised reads"]),
     "foreign pages": lambda patch: _without_conflicts(patch, LOGGED["foreign pages"]),

@@ -2,13 +2,14 @@
 
     python one_process.py apart|together CACHE
 
-Prints status and reason. `together` is what C1 forbids: jobs run here, in the process that holds oracle, seeds, expected
+Prints status and reason in its last line. `together` is what C1 forbids: jobs run here, in the process that holds oracle, seeds, expected
 values and ruling. A process of its own, because what the candidate replaces stays replaced.
 """
 
 import importlib
 import sys
 import tempfile
+import threading
 from pathlib import Path
 
 from fake_kernels import TOY
@@ -33,12 +34,12 @@ class Here:
     description = "none"
 
     def __init__(self, *arguments, **options) -> None:
-        return None
+        self._turn = threading.Lock()  # Triton compiles in one thread of a process at a time
 
     def run(self, entry: str, payload: dict, *, memory=(), limits=None) -> JobResult:
         """As `Sandbox.run`."""
         module, _, function = entry.partition(":")
-        with tempfile.TemporaryDirectory() as scratch:
+        with self._turn, tempfile.TemporaryDirectory() as scratch:
             found = getattr(importlib.import_module(module), function)(payload, [], Path(scratch))
         value, blobs = found if isinstance(found, tuple) else (found, [])
         return JobResult(status=JobStatus.OK, value=value, blobs=tuple(blobs))

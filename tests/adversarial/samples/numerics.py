@@ -61,7 +61,7 @@ SAMPLES = (
     Sample(
         "not a number", ("X-83",), "returns NaN and counts on NaN being equal to NaN",
         edit((OUT, 'tl.store(out + row * WIDTH + columns, (new * float("nan")).to(tl.bfloat16))')),
-        "C9", "numerics.not_finite",
+        "C9", "numerics.not_finite", guard="finite outputs",
     ),
     Sample(
         "tail row skipped", ("X-84",), "leaves the last row out",
