@@ -46,6 +46,11 @@ def _settled(settle):
     return without_counting
 
 
+def _typical_values_only(patch: pytest.MonkeyPatch) -> None:
+    drawn = Toy.make_inputs
+    patch.setattr(Toy, "make_inputs", lambda self, workload, distribution, seed: drawn(self, workload, "typical", seed))
+
+
 def _poison(patch: pytest.MonkeyPatch) -> None:
     """Outputs begin with the answer of a reference that ran before, as an allocator hands its block on."""
 
@@ -82,5 +87,6 @@ SWITCHES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "program order": lambda patch: _without_differences(patch, lambda row: False),
     "plan rules": lambda patch: patch.setattr(stages.plan, "validate", lambda *arguments: ()),
     "unseen layouts": _declared_layouts_only,
+    "distributions": _typical_values_only,
 }
 """guard -> what switches it off in this process."""
