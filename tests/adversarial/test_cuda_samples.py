@@ -11,14 +11,16 @@ from fasttrack_validation.judge.replay import sanitizer
 from fasttrack_validation.judge.replay.choose import choose
 from fasttrack_validation.judge.verdict import Outcome, Status
 
+TABLE = replaced(replaced(cuda.KERNEL, *cuda.TABLE), *cuda.USES_TABLE)
 HONEST = {
-    "plain": cuda.KERNEL,
-    "constant table": replaced(replaced(cuda.KERNEL, *cuda.TABLE), *cuda.USES_TABLE),
-}  # fmt: skip
+    "plain": {"kernel.py": cuda.LAUNCH, "accumulate.cu": cuda.KERNEL},
+    "constant table": {"kernel.py": cuda.LAUNCH, "accumulate.cu": TABLE},
+    "specialised warps": {"kernel.py": cuda.RING_LAUNCH, "ring.cu": cuda.RING},
+}
 
 
-def candidate(kernel: str) -> Candidate:
-    return Candidate(op="accumulate", entry="kernel.py", files={"kernel.py": cuda.LAUNCH, "accumulate.cu": kernel})
+def candidate(files: dict[str, str]) -> Candidate:
+    return Candidate(op="accumulate", entry="kernel.py", files=files)
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +51,7 @@ def test_an_honest_kernel_is_compiled_and_holds_no_globals(judge, name):
 
 
 def test_globals_are_in_the_audit(judge):
-    found = judge.screen(candidate(SAMPLES["global variable"].files["accumulate.cu"]))
+    found = judge.screen(candidate({"kernel.py": cuda.LAUNCH} | SAMPLES["global variable"].files))
     assert [audit.target for audit in found.audits if audit.writable_globals] == ["sm_90", "sm_103"]
 
 

@@ -52,7 +52,7 @@ def settled(reports: Sequence[Report]) -> CheckResult:
     failed = [report for report in reports if report.findings]
     silent = [report for report in reports if report.not_run]
     told = [
-        f"{report.tool}: {one.message} in {one.kernel} ({one.count} reports)"
+        f"{report.tool}: {one.message} in {one.kernel}, at {' and '.join(one.places) or 'no place'} ({one.count} reports)"
         for report in failed for one in report.findings[:2]
     ] + [f"{report.tool} not run: {report.not_run}" for report in silent]  # fmt: skip
     reason, outcome = None, Outcome.PASS

@@ -58,6 +58,11 @@ buffers.out.copy_(buffers.x)
         files={"accumulate.cu": replaced(cuda.KERNEL, cuda.BARRIER, "")},
     ),
     Sample(
+        "missing named barrier", ("X-07",), "warps that compute hand values over before all of them have written",
+        cuda.RING_LAUNCH, "C15", "sanitizer.racecheck", runs="gpu",
+        files={"ring.cu": replaced(cuda.RING, cuda.NAMED_BARRIER, "")},
+    ),
+    Sample(
         "stack frames", ("X-09",), "walks its callers' frames and all modules for an oracle or expected values",
         in_launch("""
 import sys
