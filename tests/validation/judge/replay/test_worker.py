@@ -14,7 +14,7 @@ from fasttrack_validation.judge.device_code.records import TensorMapLayout
 from fasttrack_validation.judge.pack import (
     BufferArgument, Launch, PeerTableArgument, ScalarArgument, TensorMapArgument,
 )  # fmt: skip
-from fasttrack_validation.judge.replay import arguments, transport, worker
+from fasttrack_validation.judge.replay import arguments, serve, transport, worker
 from fasttrack_validation.judge.replay.driver import TensorMap
 from fasttrack_validation.judge.replay.fake import FakeDriver, read_tensor_map
 from fasttrack_validation.judge.replay.kernels import drawn, host_digest
@@ -46,7 +46,7 @@ def memory():
 def send(driver):
     """send(command, blobs=(), memory=(), **request) -> answer of one worker."""
     made = worker.Worker(driver)
-    return lambda command, blobs=(), memory=(), **request: worker._answered(
+    return lambda command, blobs=(), memory=(), **request: serve.answered(
         made, {"command": command, **request}, blobs, memory
     )
 
@@ -143,7 +143,7 @@ def test_a_malformed_command_is_answered_and_changes_nothing(send, memory, case)
 def test_bytes_that_are_no_frame_end_the_worker():
     ours, theirs = socket.socketpair()
     with ours:
-        thread = threading.Thread(target=worker._serve, args=(theirs, None))
+        thread = threading.Thread(target=serve.serve, args=(theirs, None))
         thread.start()
         ours.sendall(struct.pack(">Q", 5) + b"hello")
         assert transport.receive(ours)[0]["error"]["code"] == "frame"
