@@ -18,6 +18,7 @@ from samples import SAMPLES
 from toy_contract import Toy
 
 from fasttrack_validation.judge import judge as judging
+from fasttrack_validation.judge import sandboxes
 from fasttrack_validation.judge.candidate import Candidate
 from fasttrack_validation.judge.replay.device import Device
 from fasttrack_validation.judge.replay.executor import codes_for
@@ -51,7 +52,7 @@ class Here:
 def main(how: str, cache: str) -> None:
     """Rules and prints."""
     if how == "together":
-        judging.Sandbox = Here
+        sandboxes.Sandbox = Here
     # The device's code is the candidate's as well: it doubles the product, as its source says.
     judging.codes_for = lambda codes, capability: {
         key: code.model_copy(update={"cubin": WRONG}) for key, code in codes_for(codes, capability).items()

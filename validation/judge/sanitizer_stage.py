@@ -10,7 +10,7 @@ from .replay import sanitizer
 from .replay.device import Device
 from .replay.sanitizer import Report
 from .ruling import TITLES, Ruling
-from .stages import PrepareFailed
+from .prepare import PrepareFailed
 from .trials import TrialSpec, lay_out
 from .verdict import CheckResult, Outcome
 
