@@ -1,7 +1,7 @@
 """Does a judge that rules for hours grow? Memory and open files over many verdicts on the toy op.
 
     python benchmarks/judge_leaks.py [--verdicts 200]
-    python benchmarks/judge_leaks.py --device fake --verdicts 10000 --seconds 480
+    python benchmarks/judge_leaks.py --device fake --warm 2700 --verdicts 7500
 
 With `--device fake` every verdict is a ruling on a record by a judge that holds a device: the GPU path with its worker,
 sessions and slots, on host memory. One verdict in twenty ends with a fault, after which the worker is replaced.
@@ -14,7 +14,8 @@ verdict takes one to two seconds, on the fake device about an eighth of one.
 Resident memory is a high-water mark: a page that was touched once is not given back, so it only ever rises, and what
 matters is that it levels off. Three things that raise it are no leak. Python collects cycles of its oldest generation only
 when a quarter as many objects are new, here every few hundred verdicts: so each look collects first. It keeps looked-up
-names. And a list of samples grows with every verdict: so they go into memory that was touched before the first.
+names. And a list of samples grows with every verdict: so they go into memory that was touched before the first. Tables of
+the process that double, such as the one of interned strings, do so ever more rarely: a long run needs a long warm-up.
 """
 
 import argparse
@@ -195,9 +196,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--verdicts", type=int, default=200)
     parser.add_argument("--device", choices=("interpreter", "fake"), default="interpreter")
+    parser.add_argument("--warm", type=int, help="verdicts before the first that counts (5, with --device fake 200)")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="with --device fake: stop after so many")
     asked = parser.parse_args()
-    series = measure_fake(asked.verdicts, asked.seconds) if asked.device == "fake" else measure(asked.verdicts)
+    if asked.device == "fake":
+        series = measure_fake(asked.verdicts, asked.seconds, asked.warm or 200)
+    else:
+        series = measure(asked.verdicts, asked.warm or 5)
     print(json.dumps({"device": asked.device, "verdicts": len(series["files"])}))
     for name, values in series.items():
         # Every pair counts: of a long series, every so many verdicts are enough.
