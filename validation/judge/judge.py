@@ -36,7 +36,7 @@ from .executor import Interpreter
 from .kernel_source import KernelSource
 from .pack import KernelPack
 from .recorded import Recorded, RecordedError, Workloads, verify, workloads_of
-from .recorder import SUPPORTED_TRITON
+from .recorder import SUPPORTED_TRITON, triton_is_supported
 from .replay.choose import choose
 from .replay.device import Device
 from .replay.executor import Gpu, codes_for
@@ -94,7 +94,7 @@ class Judge:
         torch.set_num_threads(1)
         self._device, self._why_no_device = choose(self._asked)
         try:
-            if _triton_is_supported():
+            if triton_is_supported():
                 self._recorder()
                 if self._device is None:
                     self._interpreter()
@@ -365,7 +365,7 @@ class Judge:
         return stages.prepare(self._preparer(), candidate, contract, spec.workload, self._hardware, static, pack)
 
     def _recorder(self) -> Sandbox:
-        if not _triton_is_supported():
+        if not triton_is_supported():
             known = " and ".join(SUPPORTED_TRITON)
             raise UserError(
                 f"Triton {version('triton')} is installed; candidates can be recorded with {known}",
@@ -375,7 +375,7 @@ class Judge:
         return self._open("recorder", Profile.RECORDER, preload, {})
 
     def _preparer(self) -> Sandbox:
-        if _triton_is_supported():
+        if triton_is_supported():
             return self._recorder()
         return self._open("preparer", Profile.RECORDER, ("torch", "triton", PREPARE_MODULE), {})
 
@@ -391,10 +391,6 @@ class Judge:
                     kind, preload=preload, environ=environ, concurrency=count, unsafe=self._unsafe
                 )
             return self._sandboxes[name]
-
-
-def _triton_is_supported() -> bool:
-    return version("triton").rpartition(".")[0] in SUPPORTED_TRITON
 
 
 @contextmanager

@@ -1,5 +1,9 @@
 """The honest kernel of the toy op in CUDA C++, which hands its weights over in shared memory: what samples edit."""
 
+from judging import replaced
+
+from fasttrack_validation.judge.candidate import Candidate
+
 LAUNCH = """
 def launch(ctx, buffers, axes, config):
     accumulate = ctx.cuda("accumulate.cu", "accumulate", threads=64, constants={"WIDTH": 64})
@@ -33,3 +37,9 @@ REMEMBERS = (
 TABLE = ("#include <cuda_bf16.h>\n", "#include <cuda_bf16.h>\n\n__constant__ float one[2] = {1, 1};\n")
 """An honest twin: a table that no kernel can write."""
 USES_TABLE = ("* tile[column];", "* tile[column] * one[column & 1];")
+HONEST = {"plain": KERNEL, "constant table": replaced(replaced(KERNEL, *TABLE), *USES_TABLE)}
+
+
+def candidate(kernel: str) -> Candidate:
+    """The candidate with this text for its kernel."""
+    return Candidate(op="accumulate", entry="kernel.py", files={"kernel.py": LAUNCH, "accumulate.cu": kernel})
