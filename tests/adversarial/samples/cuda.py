@@ -12,12 +12,14 @@ def launch(ctx, buffers, axes, config):
     )
 """
 BARRIER = "    __syncthreads();\n"
+# Long enough for the other warp, whenever it was looked at: only a tool that knows what orders accesses sees the race.
+NAP = "    __nanosleep(100000);\n"
 KERNEL = """
 #include <cuda_bf16.h>
 
 extern "C" __global__ void accumulate(
     const __nv_bfloat16* x, const float* w, const int* slots, float* acc, __nv_bfloat16* out, int x_stride, int page) {
-    __shared__ float tile[WIDTH];
+    __shared__ volatile float tile[WIDTH];
     int row = blockIdx.x, column = threadIdx.x, slot = slots[row];
     tile[WIDTH - 1 - column] = w[WIDTH - 1 - column];
     __syncthreads();
