@@ -48,7 +48,7 @@ def launch(ctx, buffers, axes, config):
     rows, spread = axes["rows"], config["structure"] == "spread"
     constants = {
         "EXPERTS": axes["experts"], "TOP": TOP, "LATENT": LATENT, "CHANNELS": axes["channels"],
-        "TILES": _tiles(rows), "STAGES": config["num_stages"], "SPREAD": spread,
+        "MOST_ROWS": _most_rows(rows), "STAGES": config["num_stages"], "SPREAD": spread,
         "SITU_BETA": BETA, "SITU_LINEAR_BETA": LINEAR_BETA,
     }  # fmt: skip
     shared = _shared_bytes(constants)
@@ -63,16 +63,16 @@ def launch(ctx, buffers, axes, config):
     )  # fmt: skip
 
 
-def _tiles(rows):
-    """Tiles of eight tokens that an expert may have, a power of two: few variants for many row counts."""
-    return 1 << max(0, (rows - 1) // 8).bit_length()
+def _most_rows(rows):
+    """8, 16, 32 or 64: few variants for many row counts."""
+    return 8 << max(0, (rows - 1) // 8).bit_length()
 
 
 def _shared_bytes(constants):
     """What `struct Shared` takes at most; the kernel asserts it."""
-    places, experts, spread = constants["TILES"] * 8 * TOP, constants["EXPERTS"], constants["SPREAD"]
+    places, experts, spread = constants["MOST_ROWS"] * TOP, constants["EXPERTS"], constants["SPREAD"]
     stage = max(LATENT // CHUNK // SLICES, constants["CHANNELS"] // CHUNK) * 544
     ring = WARPS * constants["STAGES"] * (stage + 8)
     work = max(4 * experts, 2 * WARPS * 16 * 8 * 4, 0 if spread else 2 * places * 16 * 4)
-    lists = 4 * WARPS + 4 * min(experts, places) + 2 * places + (0 if spread else 4 * places)
+    lists = 64 + 4 * WARPS + 4 * min(experts, places) + 2 * places + (0 if spread else 4 * places)
     return -(-(ring + work + lists) // 128) * 128 + 128

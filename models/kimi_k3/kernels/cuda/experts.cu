@@ -1,14 +1,15 @@
 // Sixteen MXFP4 experts a row in one persistent launch: W1 and W3 with SiTU, grid barrier, W2, weighted sum.
 //
-// Constants from the host: EXPERTS, TOP, LATENT, CHANNELS (of this rank), TILES (8 tokens each that an expert may have),
-// STAGES of a warp's ring, SPREAD, SITU_BETA, SITU_LINEAR_BETA, SHARED_BYTES.
+// Constants from the host: EXPERTS, TOP, LATENT, CHANNELS (of this rank), MOST_ROWS, STAGES of a
+// warp's ring, SPREAD, SITU_BETA, SITU_LINEAR_BETA, SHARED_BYTES.
 //
 // A unit is an expert with the places (row * TOP + place) that chose it, so its weights are read once whatever their
 // number; every block lists the units for itself. Weights lie in stages, each what one warp takes at a time:
 //   w13 [EXPERTS, CHANNELS / 8 row blocks, 8 slices of k, 7 chunks]; a row block is eight gate rows over their up rows
 //   w2  [EXPERTS, LATENT / 16 row blocks, CHANNELS / 64 chunks]
-// First projection: eight warps take the slices of a row block, are added in a fixed order in shared memory, and leave
-// SiTU in bfloat16 times 2^96. Second: a warp takes a whole row block of a unit. SPREAD 0: a block takes all units of a
+// Eight tokens are a tile; what a warp multiplies them with stays in registers from row block to row block. First
+// projection: eight warps take the slices of a row block, and one of them, in turn, adds them in a fixed order and leaves
+// SiTU in bfloat16 times 2^96 while the others go on. Second: a warp takes a whole row block of a unit. SPREAD 0: a block takes all units of a
 // row block and adds each row's experts itself. SPREAD 1: warps take equal parts of all (unit, row block), their products
 // go through memory in float32, and after another barrier the grid adds them. Either way experts are added in the order
 // of their places in float32, so a row's bits depend on that row alone. One rounding besides SiTU's: `routed`.
@@ -26,10 +27,10 @@
 #define FIRST_BYTES (FIRST_CHUNKS * CHUNK_BYTES)
 #define SECOND_BYTES (SECOND_CHUNKS * CHUNK_BYTES)
 #define STAGE_BYTES (FIRST_BYTES > SECOND_BYTES ? FIRST_BYTES : SECOND_BYTES)
-#define MOST_PLACES (TILES * 8 * TOP)
+#define MOST_PLACES (MOST_ROWS * TOP)
 #define MOST_UNITS (EXPERTS < MOST_PLACES ? EXPERTS : MOST_PLACES)
 static_assert(LATENT % (64 * SLICES) == 0 && CHANNELS % 64 == 0, "slices and chunks are whole");
-static_assert(SPREAD || TILES <= 2, "a block keeps the products of all places");
+static_assert(SPREAD || MOST_ROWS <= 16, "a block keeps the products of all places");
 
 struct Shared {
   alignas(128) unsigned char stages[WARPS][STAGES][STAGE_BYTES];
@@ -38,7 +39,8 @@ struct Shared {
     float partial[GROUPS][2][SLICES][16][8];
     float products[SPREAD ? 1 : 2][SPREAD ? 1 : MOST_PLACES][16];
   };
-  unsigned long long arrived[WARPS][STAGES];
+  u64 arrived[WARPS][STAGES];
+  u64 full[GROUPS][2], empty[GROUPS][2];
   float weights[SPREAD ? 1 : MOST_PLACES];
   u32 sums[WARPS];
   u16 expert[MOST_UNITS];
@@ -103,48 +105,44 @@ __device__ __forceinline__ int list_units(Shared& s, const int* ids, int places)
   return total >> 16;
 }
 
-// The place of column g of a tile; the unit's first where there is none: what such a column computes is not stored.
-__device__ __forceinline__ int place_of(const Shared& s, int unit, int tile, int column) {
-  const int begin = s.begin[unit], place = begin + tile * 8 + column;
-  return s.places[place < s.begin[unit + 1] ? place : begin];
+// This lane's activations of the tile's token g; of its last token where there is none: what such a column computes is
+// not stored.
+__device__ __forceinline__ void load_tile(const Shared& s, const u16* activation, int begin, int tile, int count,
+                                          uint4 (&token)[SECOND_CHUNKS][2]) {
+  const int lane = threadIdx.x & 31, place = s.places[begin + min(tile + (lane >> 2), count - 1)];
+  const uint4* source = (const uint4*)(activation + (size_t)place * CHANNELS + (lane & 3) * 8);
+#pragma unroll
+  for (int c = 0; c < 2 * SECOND_CHUNKS; c++) token[c / 2][c % 2] = source[c * 4];
 }
 
 __device__ __forceinline__ float situ(float gate, float up) {
   return SITU_BETA * tanhf(gate / SITU_BETA) / (1.f + expf(-gate)) * (SITU_LINEAR_BETA * tanhf(up / SITU_LINEAR_BETA));
 }
 
-// Adds the slices of 16 rows x 8 tokens and leaves SiTU of eight channels; a warp does one token. The other buffer
-// of `partial` is next, so that one barrier of the eight warps is enough.
-__device__ __forceinline__ void activate(float (&partial)[SLICES][16][8], const float (&sum)[4], const Shared& s,
-                                         int unit, int tile, int turn, u16* activation, int channel) {
+// Hands this warp's 16 rows x 8 tokens of row block `channel` / 8 to the group's sum; the warp whose turn it is leaves
+// SiTU of eight channels. Two buffers: who is ahead waits until the sum before last was taken.
+__device__ __forceinline__ void activate(Shared& s, const float (&sum)[4], int first_place, int count, int turn,
+                                         u16* activation, int channel) {
   const int lane = threadIdx.x & 31, slice = (threadIdx.x >> 5) % SLICES, group = (threadIdx.x >> 5) / SLICES;
-  const int row = lane >> 2, column = (lane & 3) * 2;
+  const int row = lane >> 2, column = (lane & 3) * 2, buffer = turn & 1, round = turn >> 1;
+  auto& partial = s.partial[group][buffer];
+  if (round) barrier_wait(&s.empty[group][buffer], (round - 1) & 1);
   *(float2*)&partial[slice][row][column] = make_float2(sum[0], sum[1]);
   *(float2*)&partial[slice][row + 8][column] = make_float2(sum[2], sum[3]);
-  asm volatile("bar.sync %0, %1;" ::"r"(1 + group), "n"(32 * SLICES) : "memory");
-  const int token = (slice + turn) % 8, place = s.begin[unit] + tile * 8 + token;
-  if (place >= s.begin[unit + 1]) return;
-  float value = 0;
+  __syncwarp();
+  if (lane == 0) barrier_arrive(&s.full[group][buffer]);
+  if (turn % SLICES != slice) return;
+  barrier_wait(&s.full[group][buffer], round & 1);
+  for (int token = lane >> 3; token < count; token += 4) {
+    float gate = 0, up = 0;
 #pragma unroll
-  for (int i = 0; i < SLICES / 2; i++) value += partial[(lane >> 4) * (SLICES / 2) + i][lane & 15][token];
-  value = (value + __shfl_xor_sync(~0u, value, 16)) * WEIGHT_UNIT;
-  const float up = __shfl_xor_sync(~0u, value, 8);
-  if (lane < 8)
-    activation[(size_t)s.places[place] * CHANNELS + channel + lane] =
-        to_bf16(__uint_as_float((u32)to_bf16(situ(value, up)) << 16) * ACTIVATION_UNIT);
-}
-
-// Gives store(place, row, value) what this lane has of a unit's products.
-template <typename Store>
-__device__ __forceinline__ void deliver(const Shared& s, int unit, const float (&sum)[TILES][4], Store store) {
-  const int lane = threadIdx.x & 31, begin = s.begin[unit], count = s.begin[unit + 1] - begin;
-#pragma unroll
-  for (int t = 0; t < TILES; t++)
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-      const int column = t * 8 + (lane & 3) * 2 + i % 2;
-      if (column < count) store(s.places[begin + column], (lane >> 2) + i / 2 * 8, sum[t][i] * WEIGHT_UNIT);
-    }
+    for (int i = 0; i < SLICES; i++) gate += partial[i][lane & 7][token], up += partial[i][8 + (lane & 7)][token];
+    const float value = __uint_as_float((u32)to_bf16(situ(gate * WEIGHT_UNIT, up * WEIGHT_UNIT)) << 16);
+    activation[(size_t)s.places[first_place + token] * CHANNELS + channel + (lane & 7)] =
+        to_bf16(value * ACTIVATION_UNIT);
+  }
+  __syncwarp();
+  if (lane == 0) barrier_arrive(&s.empty[group][buffer]);
 }
 
 // Part `index` of `parts` equal parts of `total`: its first.
@@ -160,95 +158,110 @@ experts(const unsigned char* w13, const unsigned char* w2, const u16* x, int x_s
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, group = warp / SLICES, slice = warp % SLICES;
   const int places = rows * TOP;
   WeightStream<STAGES, STAGE_BYTES> stream(s.stages[warp][0], s.arrived[warp]);
-  if (lane == 0) stream.initialise();
+  if (lane == 0) {
+    for (int i = 0; i < STAGES; i++) barrier_init(&s.arrived[warp][i], 1);
+    if (slice < 2) barrier_init(&s.full[group][slice], SLICES), barrier_init(&s.empty[group][slice], 1);
+    barriers_ready();
+  }
   if (!SPREAD && threadIdx.x < places) s.weights[threadIdx.x] = weights[threadIdx.x];
   const int units = list_units(s, ids, places);
 
-  // What this warp takes, in order: first (unit, row block) from `first` on, then the second projection's.
+  // What this warp takes, in order: `first_count` (unit, row block), then the second projection's.
   const int worker = blockIdx.x * GROUPS + group, workers = gridDim.x * GROUPS;
   const int first = part(units * FIRST_BLOCKS, worker, workers);
   const int first_count = part(units * FIRST_BLOCKS, worker + 1, workers) - first;
-  const int second = SPREAD ? part(units * SECOND_BLOCKS, blockIdx.x * WARPS + warp, gridDim.x * WARPS) : warp;
+  const int second = SPREAD ? part(units * SECOND_BLOCKS, blockIdx.x * WARPS + warp, gridDim.x * WARPS) : 0;
   const int second_count =
       SPREAD ? part(units * SECOND_BLOCKS, blockIdx.x * WARPS + warp + 1, gridDim.x * WARPS) - second : 0;
-  int next_unit = SPREAD ? second / SECOND_BLOCKS : warp, next_block = SPREAD ? second % SECOND_BLOCKS : blockIdx.x;
+  int first_unit = first / FIRST_BLOCKS, first_block = first % FIRST_BLOCKS;
+  int second_unit = SPREAD ? second / SECOND_BLOCKS : warp, second_block = SPREAD ? second % SECOND_BLOCKS : blockIdx.x;
+  int ask_first = first_block, ask_first_unit = first_unit, ask_second = second_block, ask_second_unit = second_unit;
   const auto ask = [&] {
     if (lane) return;
     if (stream.asked < first_count) {
-      const int item = first + stream.asked, unit = item / FIRST_BLOCKS;
-      const size_t block = (size_t)s.expert[unit] * FIRST_BLOCKS + item % FIRST_BLOCKS;
+      const size_t block = (size_t)s.expert[ask_first_unit] * FIRST_BLOCKS + ask_first;
       stream.ask(w13 + (block * SLICES + slice) * FIRST_BYTES, FIRST_BYTES);
-    } else if (SPREAD ? stream.asked < first_count + second_count : next_unit < units && next_block < SECOND_BLOCKS) {
-      const size_t block = (size_t)s.expert[next_unit] * SECOND_BLOCKS + next_block;
+      if (++ask_first == FIRST_BLOCKS) ask_first = 0, ask_first_unit++;
+    } else if (SPREAD ? stream.asked < first_count + second_count
+                      : ask_second_unit < units && ask_second < SECOND_BLOCKS) {
+      const size_t block = (size_t)s.expert[ask_second_unit] * SECOND_BLOCKS + ask_second;
       stream.ask(w2 + block * SECOND_BYTES, SECOND_BYTES);
       if (SPREAD) {
-        if (++next_block == SECOND_BLOCKS) next_block = 0, next_unit++;
-      } else if ((next_unit += WARPS) >= units) {
-        next_unit = warp, next_block += gridDim.x;
+        if (++ask_second == SECOND_BLOCKS) ask_second = 0, ask_second_unit++;
+      } else if ((ask_second_unit += WARPS) >= units) {
+        ask_second_unit = warp, ask_second += gridDim.x;
       }
     }
   };
-#pragma unroll
+#pragma unroll 1
   for (int i = 0; i < STAGES; i++) ask();
 
-  int turn = 0;
-  for (int i = 0; i < first_count; i++) {
-    const int item = first + i, unit = item / FIRST_BLOCKS, channel = item % FIRST_BLOCKS * 8;
-    const int tiles = TILES == 1 ? 1 : (s.begin[unit + 1] - s.begin[unit] + 7) / 8;
-    const uint4* token[TILES];
+  {
+    uint4 token[FIRST_CHUNKS][2];
+    int turn = 0, begin = 0, count = 0;
+    bool fresh = true;
+#pragma unroll 1
+    for (int i = 0; i < first_count; i++) {
+      if (fresh) begin = s.begin[first_unit], count = s.begin[first_unit + 1] - begin;
+      const u32* stage = nullptr;
+#pragma unroll 1
+      for (int tile = 0; tile < count; tile += 8) {
+        if (fresh || count > 8) {
+          const int row = s.places[begin + min(tile + (lane >> 2), count - 1)] / TOP;
+          const uint4* source = (const uint4*)(x + (size_t)row * x_stride + slice * FIRST_CHUNKS * 64 + (lane & 3) * 8);
 #pragma unroll
-    for (int t = 0; t < TILES; t++)
-      token[t] = (const uint4*)(x + (size_t)(place_of(s, unit, t, lane >> 2) / TOP) * x_stride +
-                                slice * FIRST_CHUNKS * 64 + (lane & 3) * 8);
-    float sum[TILES][4] = {};
-    if (TILES == 1) {
-      uint4 b[FIRST_CHUNKS][2];  // Before the wait for the weights.
-#pragma unroll
-      for (int c = 0; c < 2 * FIRST_CHUNKS; c++) b[c / 2][c % 2] = __ldg(token[0] + c * 4);
-      multiply<FIRST_CHUNKS, TILES>(stream.take(), 1, [&](int, int c, int a) { return raised(b[c][a]); }, sum);
-    } else {
-      multiply<FIRST_CHUNKS, TILES>(
-          stream.take(), tiles, [&](int t, int c, int a) { return raised(__ldg(token[t] + c * 8 + a * 4)); }, sum);
-    }
-    stream.release();
-    ask();
-#pragma unroll
-    for (int t = 0; t < TILES; t++) {
-      if (t && t >= tiles) break;
-      activate(s.partial[group][turn & 1], sum[t], s, unit, t, turn, activation, channel);
-      turn++;
+          for (int c = 0; c < 2 * FIRST_CHUNKS; c++) token[c / 2][c % 2] = raised(__ldg(source + c * 4));
+          fresh = false;
+        }
+        if (tile == 0) stage = stream.take();
+        float sum[4] = {0, 0, 0, 0};
+        multiply<FIRST_CHUNKS>(stage, token, sum);
+        if (tile + 8 >= count) {
+          stream.release();
+          ask();
+        }
+        activate(s, sum, begin + tile, min(8, count - tile), turn++, activation, first_block * 8);
+      }
+      if (++first_block == FIRST_BLOCKS) first_block = 0, first_unit++, fresh = true;
     }
   }
   if (!grid_barrier(barrier)) return;
 
-  // The products of `unit`'s places with the 16 rows of the next stage.
-  const auto project = [&](int unit, float (&sum)[TILES][4]) {
-    const int tiles = TILES == 1 ? 1 : (s.begin[unit + 1] - s.begin[unit] + 7) / 8;
-    const uint4* token[TILES];
-#pragma unroll
-    for (int t = 0; t < TILES; t++)
-      token[t] = (const uint4*)(activation + (size_t)place_of(s, unit, t, lane >> 2) * CHANNELS + (lane & 3) * 8);
-    if (TILES == 1) {
-      uint4 b[SECOND_CHUNKS][2];
-#pragma unroll
-      for (int c = 0; c < 2 * SECOND_CHUNKS; c++) b[c / 2][c % 2] = token[0][c * 4];
-      multiply<SECOND_CHUNKS, TILES>(stream.take(), 1, [&](int, int c, int a) { return b[c][a]; }, sum);
-    } else {
-      multiply<SECOND_CHUNKS, TILES>(
-          stream.take(), tiles, [&](int t, int c, int a) { return token[t][c * 8 + a * 4]; }, sum);
-    }
-    stream.release();
-    ask();
-  };
+  uint4 token[SECOND_CHUNKS][2];
   if constexpr (SPREAD) {
-    int unit = second / SECOND_BLOCKS, block = second % SECOND_BLOCKS;
+    int begin = 0, count = 0;
+    float* target[2] = {};
+    bool fresh = true;
+#pragma unroll 1
     for (int i = 0; i < second_count; i++) {
-      float sum[TILES][4] = {};
-      project(unit, sum);
-      deliver(s, unit, sum, [&](int place, int row, float value) {
-        outputs[(size_t)place * LATENT + block * 16 + row] = value;
-      });
-      if (++block == SECOND_BLOCKS) block = 0, unit++;
+      if (fresh) begin = s.begin[second_unit], count = s.begin[second_unit + 1] - begin;
+      const u32* stage = nullptr;
+#pragma unroll 1
+      for (int tile = 0; tile < count; tile += 8) {
+        if (fresh || count > 8) {
+          load_tile(s, activation, begin, tile, count, token);
+          fresh = false;
+#pragma unroll
+          for (int t = 0; t < 2; t++) {
+            const int column = tile + (lane & 3) * 2 + t;
+            target[t] = column < count ? outputs + (size_t)s.places[begin + column] * LATENT + (lane >> 2) : nullptr;
+          }
+        }
+        if (tile == 0) stage = stream.take();
+        float sum[4] = {0, 0, 0, 0};
+        multiply<SECOND_CHUNKS>(stage, token, sum);
+        if (tile + 8 >= count) {
+          stream.release();
+          ask();
+        }
+#pragma unroll
+        for (int t = 0; t < 2; t++)
+          if (target[t]) {
+            target[t][second_block * 16] = sum[t] * WEIGHT_UNIT;
+            target[t][second_block * 16 + 8] = sum[2 + t] * WEIGHT_UNIT;
+          }
+      }
+      if (++second_block == SECOND_BLOCKS) second_block = 0, second_unit++, fresh = true;
     }
     if (!grid_barrier(barrier)) return;
     const int pairs = rows * (LATENT / 2);
@@ -265,11 +278,32 @@ experts(const unsigned char* w13, const unsigned char* w2, const u16* x, int x_s
       ((u32*)routed)[i] = to_bf16(total.x) | (u32)to_bf16(total.y) << 16;
     }
   } else {
-    for (int block = blockIdx.x, turn = 0; block < SECOND_BLOCKS; block += gridDim.x, turn ^= 1) {
+    // One unit for this warp: its activations stay.
+    const bool stays = units <= WARPS && warp < units && s.begin[warp + 1] - s.begin[warp] <= 8;
+    if (stays) load_tile(s, activation, s.begin[warp], 0, s.begin[warp + 1] - s.begin[warp], token);
+    int turn = 0;
+#pragma unroll 1
+    for (int block = blockIdx.x; block < SECOND_BLOCKS; block += gridDim.x, turn ^= 1) {
+#pragma unroll 1
       for (int unit = warp; unit < units; unit += WARPS) {
-        float sum[TILES][4] = {};
-        project(unit, sum);
-        deliver(s, unit, sum, [&](int place, int row, float value) { s.products[turn][place][row] = value; });
+        const int begin = s.begin[unit], count = s.begin[unit + 1] - begin;
+        const u32* stage = nullptr;
+#pragma unroll 1
+        for (int tile = 0; tile < count; tile += 8) {
+          if (!stays) load_tile(s, activation, begin, tile, count, token);
+          if (tile == 0) stage = stream.take();
+          float sum[4] = {0, 0, 0, 0};
+          multiply<SECOND_CHUNKS>(stage, token, sum);
+#pragma unroll
+          for (int t = 0; t < 2; t++) {
+            const int column = tile + (lane & 3) * 2 + t;
+            if (column >= count) continue;
+            float* target = &s.products[turn][s.places[begin + column]][lane >> 2];
+            target[0] = sum[t] * WEIGHT_UNIT, target[8] = sum[2 + t] * WEIGHT_UNIT;
+          }
+        }
+        stream.release();
+        ask();
       }
       __syncthreads();
       if (threadIdx.x < rows * 16) {

@@ -33,12 +33,14 @@ __device__ __forceinline__ uint4 raised(uint4 x) {
   return make_uint4(raised(x.x), raised(x.y), raised(x.z), raised(x.w));
 }
 
-// The four registers of the first operand: rows g, g + 8 of the lane's first two columns, then of the other two.
+// The four registers of the first operand: rows g, g + 8 of the lane's first two columns, then of the other two. Words
+// are stored so that each is one mask of at most two shifted words: nine operations, where eight elements taken apart
+// field by field need eleven.
 __device__ __forceinline__ void unpack(u32 word, u32 (&a)[4]) {
   a[0] = word & 0x81C081C0u;
   a[1] = (word << 3) & 0x81C081C0u;
-  a[2] = ((word << 1) & 0x80008000u) | ((word << 6) & 0x01C001C0u);
-  a[3] = ((word << 2) & 0x80008000u) | ((word >> 3) & 0x01C001C0u);
+  a[2] = ((word << 1) ^ (word << 6)) & 0x81C081C0u;
+  a[3] = ((word << 2) ^ (word >> 3)) & 0x81C081C0u;
 }
 
 // sum += a 16 x 16 fragment times 16 x 8 activations.
@@ -48,12 +50,11 @@ __device__ __forceinline__ void mma(float (&sum)[4], const u32 (&a)[4], u32 b0, 
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// sum[t] += 16 rows of COUNT chunks in shared memory (fragments, then a word of four scale bytes for each chunk and
-// g: rows g, g + 8 of its first 32 columns, then of its last) times tile t's activations, for the first `tiles` tiles.
-// `b(t, c, a)` gives this lane's 16 bytes for group a of chunk c. Lane (g, q) holds rows g (first two sums) and g + 8 of
-// tokens 2 q and 2 q + 1.
-template <int COUNT, int MOST, typename B>
-__device__ __forceinline__ void multiply(const u32* stage, int tiles, B b, float (&sum)[MOST][4]) {
+// sum += 16 rows of COUNT chunks in shared memory (fragments, then a word of four scale bytes for each chunk and g: rows
+// g, g + 8 of its first 32 columns, then of its last) times the activations of eight tokens: x[c][a] are this lane's 16
+// bytes for group a of chunk c, of token g. Lane (g, q) holds rows g (first two sums) and g + 8 of tokens 2 q and 2 q + 1.
+template <int COUNT>
+__device__ __forceinline__ void multiply(const u32* stage, const uint4 (&x)[COUNT][2], float (&sum)[4]) {
   const int lane = threadIdx.x & 31;
   const u32* scales = stage + COUNT * 128 + (lane >> 2);
 #pragma unroll
@@ -65,21 +66,16 @@ __device__ __forceinline__ void multiply(const u32* stage, int tiles, B b, float
       u32 first[4], second[4];
       unpack(a ? words.z : words.x, first);
       unpack(a ? words.w : words.y, second);
+      float part[4] = {0, 0, 0, 0};
+      mma(part, first, x[c][a].x, x[c][a].y);
+      mma(part, second, x[c][a].z, x[c][a].w);
       // A scale byte is a float's exponent field.
       const float low = __uint_as_float((a ? bytes << 7 : bytes << 23) & 0x7F800000u);
       const float high = __uint_as_float((a ? bytes >> 1 : bytes << 15) & 0x7F800000u);
-#pragma unroll
-      for (int t = 0; t < MOST; t++) {
-        if (t && t >= tiles) break;
-        const uint4 x = b(t, c, a);
-        float part[4] = {0, 0, 0, 0};
-        mma(part, first, x.x, x.y);
-        mma(part, second, x.z, x.w);
-        sum[t][0] = fmaf(part[0], low, sum[t][0]);
-        sum[t][1] = fmaf(part[1], low, sum[t][1]);
-        sum[t][2] = fmaf(part[2], high, sum[t][2]);
-        sum[t][3] = fmaf(part[3], high, sum[t][3]);
-      }
+      sum[0] = fmaf(part[0], low, sum[0]);
+      sum[1] = fmaf(part[1], low, sum[1]);
+      sum[2] = fmaf(part[2], high, sum[2]);
+      sum[3] = fmaf(part[3], high, sum[3]);
     }
   }
 }

@@ -5,8 +5,33 @@ typedef unsigned int u32;
 
 __device__ __forceinline__ u32 shared_address(const void* pointer) { return (u32)__cvta_generic_to_shared(pointer); }
 
+// Barriers of shared memory (mbarrier): arrivals release what a thread wrote, waits acquire it.
+__device__ __forceinline__ void barrier_init(unsigned long long* barrier, u32 arrivals) {
+  asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
+}
+
+__device__ __forceinline__ void barrier_arrive(unsigned long long* barrier) {
+  asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+
+// Waits until the phase of this parity is over.
+__device__ __forceinline__ void barrier_wait(unsigned long long* barrier, u32 parity) {
+  u32 done;
+  do
+    asm volatile(
+        "{ .reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+        : "=r"(done)
+        : "r"(shared_address(barrier)), "r"(parity)
+        : "memory");
+  while (!done);
+}
+
+// By whoever initialised barriers, before the block's next barrier.
+__device__ __forceinline__ void barriers_ready() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+
 // A ring of DEPTH stages that one warp fills (its first lane, by bulk copies) and reads: what is to come is under way
 // while the warp computes, or waits for other blocks. Stages are taken in the order in which they were asked for.
+// `arrived`: DEPTH barriers of one arrival.
 template <int DEPTH, int BYTES>
 struct WeightStream {
   unsigned char* stages;
@@ -15,13 +40,6 @@ struct WeightStream {
 
   __device__ __forceinline__ WeightStream(unsigned char* stages, unsigned long long* arrived)
       : stages(stages), arrived(arrived) {}
-
-  // By one lane, before the block's next barrier.
-  __device__ __forceinline__ void initialise() {
-    for (int i = 0; i < DEPTH; i++)
-      asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(shared_address(arrived + i)) : "memory");
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-  }
 
   // By the first lane: brings `bytes` (a multiple of 16) from `source` (aligned to 16).
   __device__ __forceinline__ void ask(const void* source, u32 bytes) {
@@ -39,15 +57,7 @@ struct WeightStream {
   // By every lane: waits for the oldest stage, which is free again after `release`.
   __device__ __forceinline__ const u32* take() const {
     const int stage = taken % DEPTH;
-    const u32 barrier = shared_address(arrived + stage), parity = taken / DEPTH & 1;
-    u32 done;
-    do
-      asm volatile(
-          "{ .reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
-          : "=r"(done)
-          : "r"(barrier), "r"(parity)
-          : "memory");
-    while (!done);
+    barrier_wait(arrived + stage, taken / DEPTH & 1);
     return (const u32*)(stages + stage * BYTES);
   }
 
