@@ -18,10 +18,14 @@ _TYPES = {float: ctypes.c_float, bool: ctypes.c_bool, int: ctypes.c_int, Tensor:
 
 
 class DeviceContext:
-    """`hardware` and `cuda` as a kernel's `launch` sees them; kernels are compiled once."""
+    """`hardware` and `cuda` as a kernel's `launch` sees them; kernels are compiled once.
 
-    def __init__(self, root: Path) -> None:
+    `cooperative=False` launches cooperative grids as ordinary ones, to see what the guarantee costs.
+    """
+
+    def __init__(self, root: Path, *, cooperative: bool = True) -> None:
         self.root = root
+        self.cooperative = cooperative
         self.compiled: dict[tuple, Any] = {}
         properties = torch.cuda.get_device_properties(0)
         self.hardware = SimpleNamespace(
@@ -50,7 +54,7 @@ class DeviceContext:
             torch.cuda.current_stream()  # Makes torch's context the current one.
             module = checked(driver.cuModuleLoadData(self._compile(file, options)))
             self.compiled[key] = checked(driver.cuModuleGetFunction(module, kernel.encode()))
-        return Kernel(self.compiled[key], threads, pdl, cooperative)
+        return Kernel(self.compiled[key], threads, pdl, cooperative and self.cooperative)
 
     def _compile(self, file: str, options: list[str]) -> bytes:
         folder = PurePosixPath(file).parent

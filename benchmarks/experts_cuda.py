@@ -164,10 +164,11 @@ def main() -> None:
     parser.add_argument("--distributions", nargs="+", default=list(OP.distributions))
     parser.add_argument("--structures", nargs="+", default=list(experts_cuda.STRUCTURES))
     parser.add_argument("--stages", type=int, nargs="+", default=[3])
+    parser.add_argument("--ordinary", action="store_true", help="no cooperative launches")
     parser.add_argument("--no-stock", action="store_true")
     parser.add_argument("--out", type=Path, help="writes all results as JSON")
     chosen = parser.parse_args()
-    context, results = DeviceContext(ROOT / "models/kimi_k3"), [{"gpu": torch.cuda.get_device_name()}]
+    context, results = DeviceContext(ROOT / "models/kimi_k3", cooperative=not chosen.ordinary), [{"gpu": torch.cuda.get_device_name()}]
     configs = [{"structure": s, "num_stages": n} for s in chosen.structures for n in chosen.stages]
 
     def note(result):
