@@ -30,8 +30,8 @@ def scratch(axes, config):
 
 
 def persistent(axes, config):
-    """barrier: what the grid's barrier counts, and whether a block ever gave up waiting."""
-    return {"barrier": ((2,), torch.int32, 0, "epoch")}
+    """barrier: what the grid's barrier counts, whether a block ever gave up waiting, and work claimed so far."""
+    return {"barrier": ((4,), torch.int32, 0, "epoch")}
 
 
 def prepare(ctx, static, axes, config):
@@ -74,5 +74,5 @@ def _shared_bytes(constants):
     stage = max(LATENT // CHUNK // SLICES, constants["CHANNELS"] // CHUNK) * 544
     ring = WARPS * constants["STAGES"] * (stage + 8)
     work = max(4 * experts, 2 * WARPS * 16 * 8 * 4, 0 if spread else 2 * places * 16 * 4)
-    lists = 64 + 4 * WARPS + 4 * min(experts, places) + 2 * places + (0 if spread else 4 * places)
+    lists = 256 + 4 * WARPS * (1 + constants["STAGES"]) + 4 * min(experts, places) + 2 * places + (0 if spread else 4 * places)
     return -(-(ring + work + lists) // 128) * 128 + 128

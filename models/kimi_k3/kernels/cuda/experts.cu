@@ -23,6 +23,8 @@
 #define FIRST_BLOCKS (CHANNELS / 8)
 #define SECOND_CHUNKS (CHANNELS / 64)
 #define SECOND_BLOCKS (LATENT / 16)
+#define CLAIMS 8
+#define CLAIM_BLOCKS 4
 #define CHUNK_BYTES 544
 #define FIRST_BYTES (FIRST_CHUNKS * CHUNK_BYTES)
 #define SECOND_BYTES (SECOND_CHUNKS * CHUNK_BYTES)
@@ -36,13 +38,17 @@ struct Shared {
   alignas(128) unsigned char stages[WARPS][STAGES][STAGE_BYTES];
   union {
     int counts[EXPERTS];
+    int sorted[2][8 * TOP];
     float partial[GROUPS][2][SLICES][16][8];
     float products[SPREAD ? 1 : 2][SPREAD ? 1 : MOST_PLACES][16];
   };
   u64 arrived[WARPS][STAGES];
-  u64 full[GROUPS][2], empty[GROUPS][2];
+  u64 full[GROUPS][2], empty[GROUPS][2], claimed[GROUPS][CLAIMS];
+  int claims[GROUPS][CLAIMS];
+  int items[WARPS][STAGES];
   float weights[SPREAD ? 1 : MOST_PLACES];
   u32 sums[WARPS];
+  int units;
   u16 expert[MOST_UNITS];
   u16 begin[MOST_UNITS + 1];
   u16 places[MOST_PLACES];
@@ -50,8 +56,54 @@ struct Shared {
 
 static_assert(sizeof(Shared) <= SHARED_BYTES, "the launch brings less shared memory");
 
-// Fills expert, begin and places; returns the number of units. Experts ascend; where a row stands in a unit may change
-// from run to run, its result doesn't: columns of an MMA are independent.
+// The same for up to eight rows: every place finds its rank among all, then a warp finds where experts begin.
+__device__ __forceinline__ int list_few(Shared& s, const int* ids, int places) {
+  constexpr int most = 8 * TOP, parts = 32 * WARPS / most, each = most / 32;
+  static_assert(parts <= 32, "the threads of a place are in one warp");
+  const int thread = threadIdx.x, lane = thread & 31, place = thread / parts;
+  if (thread < most) s.sorted[0][thread] = thread < places ? ids[thread] : EXPERTS;
+  __syncthreads();
+  const int own = s.sorted[0][place];
+  int rank = 0;
+#pragma unroll
+  for (int i = 0; i < most / parts; i++) {
+    const int other = i * parts + thread % parts, expert = s.sorted[0][other];
+    rank += expert < own || (expert == own && other < place);
+  }
+#pragma unroll
+  for (int offset = 1; offset < parts; offset *= 2) rank += __shfl_xor_sync(~0u, rank, offset);
+  if (thread % parts == 0) {
+    s.sorted[1][rank] = own;
+    if (place < places) s.places[rank] = place;
+  }
+  __syncthreads();
+  if (thread < 32) {
+    int expert[each], begins[each], own = 0;
+#pragma unroll
+    for (int i = 0; i < each; i++) {
+      const int rank = lane * each + i;
+      expert[i] = s.sorted[1][rank];
+      begins[i] = rank < places && (rank == 0 || s.sorted[1][rank - 1] != expert[i]);
+      own += begins[i];
+    }
+    int unit = own;
+#pragma unroll
+    for (int offset = 1; offset < 32; offset <<= 1) {
+      const int other = __shfl_up_sync(~0u, unit, offset);
+      if (lane >= offset) unit += other;
+    }
+    if (lane == 31) s.units = unit, s.begin[unit] = places;
+    unit -= own;
+#pragma unroll
+    for (int i = 0; i < each; i++)
+      if (begins[i]) s.expert[unit] = expert[i], s.begin[unit++] = lane * each + i;
+  }
+  __syncthreads();
+  return s.units;
+}
+
+// Fills expert, begin and places; returns the number of units, whose experts ascend but for one row's. Where a row
+// stands in a unit may change from run to run, its result doesn't: columns of an MMA are independent.
 __device__ __forceinline__ int list_units(Shared& s, const int* ids, int places) {
   const int thread = threadIdx.x, lane = thread & 31, warp = thread >> 5;
   if (places == TOP) {  // The experts of one row are distinct.
@@ -63,6 +115,7 @@ __device__ __forceinline__ int list_units(Shared& s, const int* ids, int places)
     __syncthreads();
     return TOP;
   }
+  if (MOST_ROWS == 8) return list_few(s, ids, places);
   constexpr int threads = 32 * WARPS, each = (EXPERTS + threads - 1) / threads;
   for (int e = thread; e < EXPERTS; e += threads) s.counts[e] = 0;
   __syncthreads();
@@ -145,11 +198,17 @@ __device__ __forceinline__ void activate(Shared& s, const float (&sum)[4], int f
   if (lane == 0) barrier_arrive(&s.empty[group][buffer]);
 }
 
-// Part `index` of `parts` equal parts of `total`: its first.
-__device__ __forceinline__ int part(int total, int index, int parts) { return (long long)total * index / parts; }
+// Tells a group's warps the n-th item that it claimed. No warp of a group is more than three items ahead of another, so
+// a slot was read when its turn comes again.
+__device__ __forceinline__ void publish_claim(Shared& s, int group, int n, int item) {
+  s.claims[group][n % CLAIMS] = item;
+  barrier_arrive(&s.claimed[group][n % CLAIMS]);
+}
+static_assert(CLAIMS >= STAGES + 5 && CLAIMS <= SLICES, "slots are read in time, and a warp of a group initialises each");
 
 // x [rows, LATENT] bf16, rows x_stride apart; ids, weights [rows, TOP]; activation [rows * TOP, CHANNELS] bf16 and, with
-// SPREAD, outputs [rows * TOP, LATENT] float32 are scratch; barrier: see grid_barrier; routed [rows, LATENT] bf16.
+// SPREAD, outputs [rows * TOP, LATENT] float32 are scratch; barrier: two words of grid_barrier, two counters of claims,
+// zero before and after; routed [rows, LATENT] bf16.
 extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
 experts(const unsigned char* w13, const unsigned char* w2, const u16* x, int x_stride, const int* ids,
         const float* weights, int rows, u16* activation, float* outputs, u32* barrier, u16* routed) {
@@ -161,48 +220,53 @@ experts(const unsigned char* w13, const unsigned char* w2, const u16* x, int x_s
   if (lane == 0) {
     for (int i = 0; i < STAGES; i++) barrier_init(&s.arrived[warp][i], 1);
     if (slice < 2) barrier_init(&s.full[group][slice], SLICES), barrier_init(&s.empty[group][slice], 1);
+    barrier_init(&s.claimed[group][slice], 1);
     barriers_ready();
   }
+  // Where claims begin: the first comes while the units are listed.
+  u32* counters = barrier + 2;
+  int claim = 0;
+  if (slice == 0 && lane == 0) claim = atomicAdd(counters, 1);
   if (!SPREAD && threadIdx.x < places) s.weights[threadIdx.x] = weights[threadIdx.x];
   const int units = list_units(s, ids, places);
 
-  // What this warp takes, in order: `first_count` (unit, row block), then the second projection's.
+  // First projection, (unit, row block): an equal share for each group, then one at a time to whoever is ready.
   const int worker = blockIdx.x * GROUPS + group, workers = gridDim.x * GROUPS;
-  const int first = part(units * FIRST_BLOCKS, worker, workers);
-  const int first_count = part(units * FIRST_BLOCKS, worker + 1, workers) - first;
-  const int second = SPREAD ? part(units * SECOND_BLOCKS, blockIdx.x * WARPS + warp, gridDim.x * WARPS) : 0;
-  const int second_count =
-      SPREAD ? part(units * SECOND_BLOCKS, blockIdx.x * WARPS + warp + 1, gridDim.x * WARPS) - second : 0;
-  int first_unit = first / FIRST_BLOCKS, first_block = first % FIRST_BLOCKS;
-  int second_unit = SPREAD ? second / SECOND_BLOCKS : warp, second_block = SPREAD ? second % SECOND_BLOCKS : blockIdx.x;
-  int ask_first = first_block, ask_first_unit = first_unit, ask_second = second_block, ask_second_unit = second_unit;
+  const int total = units * FIRST_BLOCKS, share = total / 8 * 7 / workers;
   const auto ask = [&] {
     if (lane) return;
-    if (stream.asked < first_count) {
-      const size_t block = (size_t)s.expert[ask_first_unit] * FIRST_BLOCKS + ask_first;
-      stream.ask(w13 + (block * SLICES + slice) * FIRST_BYTES, FIRST_BYTES);
-      if (++ask_first == FIRST_BLOCKS) ask_first = 0, ask_first_unit++;
-    } else if (SPREAD ? stream.asked < first_count + second_count
-                      : ask_second_unit < units && ask_second < SECOND_BLOCKS) {
-      const size_t block = (size_t)s.expert[ask_second_unit] * SECOND_BLOCKS + ask_second;
-      stream.ask(w2 + block * SECOND_BYTES, SECOND_BYTES);
-      if (SPREAD) {
-        if (++ask_second == SECOND_BLOCKS) ask_second = 0, ask_second_unit++;
-      } else if ((ask_second_unit += WARPS) >= units) {
-        ask_second_unit = warp, ask_second += gridDim.x;
+    int item = worker * share + stream.asked;
+    if (stream.asked >= share) {
+      const int n = stream.asked - share, slot = n % CLAIMS;
+      barrier_wait(&s.claimed[group][slot], n / CLAIMS & 1);
+      item = s.claims[group][slot];
+      if (item < total && slice == 0) {
+        publish_claim(s, group, n + 1, workers * share + claim);
+        claim = atomicAdd(counters, 1);
       }
     }
+    s.items[warp][stream.asked % STAGES] = item < total ? item : -1;
+    if (item >= total) return;
+    const size_t block = (size_t)s.expert[item / FIRST_BLOCKS] * FIRST_BLOCKS + item % FIRST_BLOCKS;
+    stream.ask(w13 + (block * SLICES + slice) * FIRST_BYTES, FIRST_BYTES);
   };
+  if (slice == 0 && lane == 0) {
+    publish_claim(s, group, 0, workers * share + claim);
+    claim = atomicAdd(counters, 1);
+  }
 #pragma unroll 1
-  for (int i = 0; i < STAGES; i++) ask();
-
+  for (int i = 0; i < STAGES; i++) {
+    ask();
+    __syncwarp();
+    if (s.items[warp][i] < 0) break;
+  }
   {
     uint4 token[FIRST_CHUNKS][2];
-    int turn = 0, begin = 0, count = 0;
-    bool fresh = true;
+    int turn = 0, unit = -1, begin = 0, count = 0;
 #pragma unroll 1
-    for (int i = 0; i < first_count; i++) {
-      if (fresh) begin = s.begin[first_unit], count = s.begin[first_unit + 1] - begin;
+    for (int item; (item = s.items[warp][stream.taken % STAGES]) >= 0;) {
+      const bool fresh = item / FIRST_BLOCKS != unit;
+      if (fresh) unit = item / FIRST_BLOCKS, begin = s.begin[unit], count = s.begin[unit + 1] - begin;
       const u32* stage = nullptr;
 #pragma unroll 1
       for (int tile = 0; tile < count; tile += 8) {
@@ -211,7 +275,6 @@ experts(const unsigned char* w13, const unsigned char* w2, const u16* x, int x_s
           const uint4* source = (const uint4*)(x + (size_t)row * x_stride + slice * FIRST_CHUNKS * 64 + (lane & 3) * 8);
 #pragma unroll
           for (int c = 0; c < 2 * FIRST_CHUNKS; c++) token[c / 2][c % 2] = raised(__ldg(source + c * 4));
-          fresh = false;
         }
         if (tile == 0) stage = stream.take();
         float sum[4] = {0, 0, 0, 0};
@@ -219,28 +282,61 @@ experts(const unsigned char* w13, const unsigned char* w2, const u16* x, int x_s
         if (tile + 8 >= count) {
           stream.release();
           ask();
+          __syncwarp();
         }
-        activate(s, sum, begin + tile, min(8, count - tile), turn++, activation, first_block * 8);
+        activate(s, sum, begin + tile, min(8, count - tile), turn++, activation, item % FIRST_BLOCKS * 8);
       }
-      if (++first_block == FIRST_BLOCKS) first_block = 0, first_unit++, fresh = true;
+    }
+  }
+
+  // Second projection. Its weights are asked for when this warp has no more of the first: those come before.
+  const int second_total = units * SECOND_BLOCKS, second_workers = gridDim.x * WARPS;
+  const int second_share = second_total / 8 * 7 / second_workers, second_worker = blockIdx.x * WARPS + warp;
+  int asked = 0, next_unit = warp, next_block = blockIdx.x, next = second_worker * second_share;
+  if (SPREAD && lane == 0) claim = atomicAdd(counters + 1, CLAIM_BLOCKS);
+  const auto ask_second = [&] {
+    if (lane) return;
+    if (SPREAD) {
+      if (asked == second_share || (asked > second_share && (asked - second_share) % CLAIM_BLOCKS == 0)) {
+        next = second_workers * second_share + claim;
+        claim = atomicAdd(counters + 1, CLAIM_BLOCKS);
+      }
+      s.items[warp][stream.asked % STAGES] = next < second_total ? next : -1;
+      if (next >= second_total) return;
+      next_unit = next / SECOND_BLOCKS, next_block = next % SECOND_BLOCKS;
+      next++, asked++;
+    } else if (next_unit >= units || next_block >= SECOND_BLOCKS) {
+      return;
+    }
+    const size_t block = (size_t)s.expert[next_unit] * SECOND_BLOCKS + next_block;
+    stream.ask(w2 + block * SECOND_BYTES, SECOND_BYTES);
+    if (!SPREAD && (next_unit += WARPS) >= units) next_unit = warp, next_block += gridDim.x;
+  };
+#pragma unroll 1
+  for (int i = 0; i < STAGES; i++) {
+    ask_second();
+    if (SPREAD) {
+      __syncwarp();
+      if (s.items[warp][(stream.taken + i) % STAGES] < 0) break;
     }
   }
   if (!grid_barrier(barrier)) return;
+  if (blockIdx.x == 0 && threadIdx.x == 0) counters[0] = 0;
 
   uint4 token[SECOND_CHUNKS][2];
   if constexpr (SPREAD) {
-    int begin = 0, count = 0;
+    int unit = -1, begin = 0, count = 0;
     float* target[2] = {};
-    bool fresh = true;
 #pragma unroll 1
-    for (int i = 0; i < second_count; i++) {
-      if (fresh) begin = s.begin[second_unit], count = s.begin[second_unit + 1] - begin;
+    for (int item; (item = s.items[warp][stream.taken % STAGES]) >= 0;) {
+      const bool fresh = item / SECOND_BLOCKS != unit;
+      const int row = item % SECOND_BLOCKS * 16;
+      if (fresh) unit = item / SECOND_BLOCKS, begin = s.begin[unit], count = s.begin[unit + 1] - begin;
       const u32* stage = nullptr;
 #pragma unroll 1
       for (int tile = 0; tile < count; tile += 8) {
         if (fresh || count > 8) {
           load_tile(s, activation, begin, tile, count, token);
-          fresh = false;
 #pragma unroll
           for (int t = 0; t < 2; t++) {
             const int column = tile + (lane & 3) * 2 + t;
@@ -252,18 +348,16 @@ experts(const unsigned char* w13, const unsigned char* w2, const u16* x, int x_s
         multiply<SECOND_CHUNKS>(stage, token, sum);
         if (tile + 8 >= count) {
           stream.release();
-          ask();
+          ask_second();
+          __syncwarp();
         }
 #pragma unroll
         for (int t = 0; t < 2; t++)
-          if (target[t]) {
-            target[t][second_block * 16] = sum[t] * WEIGHT_UNIT;
-            target[t][second_block * 16 + 8] = sum[2 + t] * WEIGHT_UNIT;
-          }
+          if (target[t]) target[t][row] = sum[t] * WEIGHT_UNIT, target[t][row + 8] = sum[2 + t] * WEIGHT_UNIT;
       }
-      if (++second_block == SECOND_BLOCKS) second_block = 0, second_unit++, fresh = true;
     }
     if (!grid_barrier(barrier)) return;
+    if (blockIdx.x == 0 && threadIdx.x == 0) counters[1] = 0;
     const int pairs = rows * (LATENT / 2);
     for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < pairs; i += gridDim.x * blockDim.x) {
       const int row = i / (LATENT / 2), column = i % (LATENT / 2);
@@ -303,7 +397,7 @@ experts(const unsigned char* w13, const unsigned char* w2, const u16* x, int x_s
           }
         }
         stream.release();
-        ask();
+        ask_second();
       }
       __syncthreads();
       if (threadIdx.x < rows * 16) {
