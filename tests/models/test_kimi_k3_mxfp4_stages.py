@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from fasttrack_models.kimi_k3.kernels import mxfp4_stages
+from fasttrack_models.kimi_k3.kernels import moe_half, mxfp4_stages
 from fasttrack_validation.contracts.kimi_k3.weights.mxfp4 import dequantise
 
 
@@ -86,3 +86,15 @@ def test_gate_and_up_rows_of_a_channel_share_a_row_block():
     ordered = mxfp4_stages.gate_over_up(rows).flatten().view(-1, 2, 8)
     channels = torch.arange(32).view(4, 8)
     assert torch.equal(ordered[:, 0], channels) and torch.equal(ordered[:, 1], channels + 32)
+
+
+def test_bf16_fragments_hold_each_lane_its_four_columns():
+    matrix = torch.arange(32 * 256).remainder(251).bfloat16().view(32, 256)
+    found = moe_half.fragments(matrix)
+    assert found.shape == (2, 8, 2, 32, 4)
+    for block, k, fragment, lane in ((0, 0, 0, 0), (1, 3, 1, 13), (1, 7, 0, 31)):
+        g, q = divmod(lane, 4)
+        row, column = 16 * block + g, 32 * k + 16 * fragment + 4 * q
+        held = found[block, k, fragment, lane].view(torch.bfloat16).view(4, 2)
+        expected = [matrix[row, column:], matrix[row + 8, column:], matrix[row, column + 2:], matrix[row + 8, column + 2:]]
+        assert torch.equal(held, torch.stack([part[:2] for part in expected]))

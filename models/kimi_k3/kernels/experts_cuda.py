@@ -5,16 +5,20 @@ under way, across row blocks, experts and the barrier between the two projection
 
 resident  Up to 16 rows: a block adds a row's experts itself, one barrier.
 spread    The second projection is cut evenly over all warps; products go through scratch, two barriers.
+
+The same kernel can choose the experts before, and stream the shared expert's second product meanwhile: `moe_half.py`.
 """
 
 import torch
 
 from .mxfp4_stages import CHUNK, gate_over_up, stages
 
+HIDDEN = 7168
 LATENT = 3584
 TOP = 16
 BETA = 4.0
 LINEAR_BETA = 25.0
+ROUTED_SCALING = 1.0
 WARPS = 16
 SLICES = 8
 STRUCTURES = ("resident", "spread")
@@ -30,8 +34,8 @@ def scratch(axes, config):
 
 
 def persistent(axes, config):
-    """barrier: what the grid's barrier counts, whether a block ever gave up waiting, and work claimed so far."""
-    return {"barrier": ((4,), torch.int32, 0, "epoch")}
+    """barrier: what the grid's barrier counts, and whether a block ever gave up waiting."""
+    return {"barrier": ((2,), torch.int32, 0, "epoch")}
 
 
 def prepare(ctx, static, axes, config):
@@ -45,21 +49,26 @@ def prepare(ctx, static, axes, config):
 
 def launch(ctx, buffers, axes, config):
     """Enqueues one launch."""
-    rows, spread = axes["rows"], config["structure"] == "spread"
+    enqueue(ctx, buffers, axes, config, (buffers.ids, buffers.weights), route=False, shared_channels=0)
+
+
+def enqueue(ctx, buffers, axes, config, leading, *, route, shared_channels):
+    """One launch with the arguments `leading` before those of the experts. `shared_channels`: 0 without the product."""
+    spread = config["structure"] == "spread"
     constants = {
-        "EXPERTS": axes["experts"], "TOP": TOP, "LATENT": LATENT, "CHANNELS": axes["channels"],
-        "MOST_ROWS": _most_rows(rows), "STAGES": config["num_stages"], "SPREAD": spread,
-        "SITU_BETA": BETA, "SITU_LINEAR_BETA": LINEAR_BETA,
+        "EXPERTS": axes["experts"], "TOP": TOP, "LATENT": LATENT, "CHANNELS": axes["channels"], "HIDDEN": HIDDEN,
+        "SHARED_CHANNELS": shared_channels, "MOST_ROWS": _most_rows(axes["rows"]), "STAGES": config["num_stages"],
+        "SPREAD": spread, "ROUTE": route, "SHARED": shared_channels > 0, "BLOCKS": ctx.hardware.multiprocessors,
+        "SITU_BETA": BETA, "SITU_LINEAR_BETA": LINEAR_BETA, "ROUTED_SCALING": ROUTED_SCALING,
     }  # fmt: skip
-    shared = _shared_bytes(constants)
+    shared_bytes = _shared_bytes(constants)
     kernel = ctx.cuda(
         "kernels/cuda/experts.cu", "experts", threads=32 * WARPS, cooperative=True,
-        constants={**constants, "SHARED_BYTES": shared},
+        constants={**constants, "SHARED_BYTES": shared_bytes},
     )  # fmt: skip
     kernel[(ctx.hardware.multiprocessors,)](
-        buffers.stages13, buffers.stages2, buffers.x, buffers.x.stride(0), buffers.ids, buffers.weights, rows,
-        buffers.activation, buffers.outputs if spread else buffers.activation, buffers.barrier, buffers.routed,
-        shared_bytes=shared,
+        *leading, buffers.stages13, buffers.stages2, buffers.x, buffers.x.stride(0), axes["rows"], buffers.activation,
+        buffers.outputs if spread else buffers.activation, buffers.barrier, buffers.routed, shared_bytes=shared_bytes,
     )  # fmt: skip
 
 
@@ -73,6 +82,7 @@ def _shared_bytes(constants):
     places, experts, spread = constants["MOST_ROWS"] * TOP, constants["EXPERTS"], constants["SPREAD"]
     stage = max(LATENT // CHUNK // SLICES, constants["CHANNELS"] // CHUNK) * 544
     ring = WARPS * constants["STAGES"] * (stage + 8)
-    work = max(4 * experts, 2 * WARPS * 16 * 8 * 4, 0 if spread else 2 * places * 16 * 4)
-    lists = 256 + 4 * WARPS * (1 + constants["STAGES"]) + 4 * min(experts, places) + 2 * places + (0 if spread else 4 * places)
-    return -(-(ring + work + lists) // 128) * 128 + 128
+    work = max(4 * max(experts, 2 * 8 * TOP) + 4 * WARPS + 8, 2 * WARPS * 16 * 8 * 4, 0 if spread else 2 * places * 64)
+    lists = 128 + 4 * min(experts, places) + 2 * places + 4 * (TOP if spread else places)
+    routing = 4 * experts + 8 * WARPS * TOP if constants["ROUTE"] else 0
+    return -(-(ring + work + lists + routing) // 128) * 128 + 128
