@@ -12,7 +12,6 @@ import json
 import sys
 import traceback
 from pathlib import Path
-from types import SimpleNamespace
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tests" / "support"))
@@ -20,66 +19,10 @@ import op_exam  # noqa: E402
 import stock_bench  # noqa: E402
 import torch  # noqa: E402
 from cuda_context import DeviceContext  # noqa: E402
+from cuda_experts import OP, bind, exam, fitting, ruled, whole  # noqa: E402
 
 from fasttrack_models.kimi_k3.kernels import experts_cuda  # noqa: E402
 from fasttrack_validation.contracts.base import TensorRole  # noqa: E402
-from fasttrack_validation.tensors import torch_dtype  # noqa: E402
-
-OP = op_exam.REAL.op("experts")
-
-
-def bind(context, workload, tensors, config, prepared=None):
-    """A launch of the kernel on `tensors`, its output, and what it prepared."""
-    axes = workload.axes
-    if prepared is None:
-        prepared = experts_cuda.prepare(context, SimpleNamespace(**tensors), axes, config)
-    spaces = experts_cuda.scratch(axes, config)
-    buffers = {name: torch.full(shape, float("nan"), dtype=dtype, device="cuda") for name, (shape, dtype) in spaces.items()}
-    for name, (shape, dtype, *_) in experts_cuda.persistent(axes, config).items():
-        buffers[name] = torch.zeros(shape, dtype=dtype, device="cuda")
-    spec = next(spec for spec in OP.tensors(workload) if spec.role is TensorRole.OUTPUT)
-    buffers["routed"] = torch.full(spec.shape, float("nan"), dtype=torch_dtype(spec.dtype), device="cuda")
-    bound = SimpleNamespace(**(tensors | prepared | buffers))
-    return (lambda: experts_cuda.launch(context, bound, axes, config)), bound, prepared
-
-
-def whole(workload):
-    """The same with all experts."""
-    axes = workload.axes | {"experts": OP.architecture.moe.experts}
-    return workload.model_copy(update={"axes": axes})
-
-
-def fitting(configs, rows):
-    """Those that serve so many rows."""
-    return [config for config in configs if config["structure"] != "resident" or rows <= 16]
-
-
-def exam(context, workload, distribution, configs):
-    """(configuration, messages of what is wrong), with the oracle and the plain path computed on the GPU."""
-    inputs = OP.make_inputs(workload, distribution, workload.axes["rows"])
-    specs = [spec for spec in OP.tensors(workload) if spec.role is not TensorRole.OUTPUT]
-    tensors = {spec.name: stock_bench.placed(spec, inputs[spec.name]) for spec in specs}
-    yield from ruled(context, workload, tensors, configs)
-
-
-def ruled(context, workload, tensors, configs, prepared=None):
-    """The same on tensors that are there."""
-    with torch.device("cuda"):
-        expected, plain = OP.oracle(tensors, workload), OP.plain(tensors, workload)
-    host = [{name: value.cpu() for name, value in found.items()} for found in (expected, plain)]
-    for config in configs:
-        run, bound, prepared = bind(context, workload, tensors, config, prepared)
-        found, wrong = [], []
-        for _ in range(4):
-            run()
-            torch.cuda.synchronize()
-            found.append(bound.routed.clone())
-        if not all(torch.equal(one.view(torch.int16), found[0].view(torch.int16)) for one in found):
-            wrong.append("reruns differ")
-        if bound.barrier[1:].any():
-            wrong.append("a block gave up, or claims were not taken back")
-        rulings = op_exam.rulings(OP, workload, tensors, *host, {"routed": found[0].cpu()})
-        yield config, wrong + [one.message for one in rulings if one.decision is not op_exam.Decision.PASS]
 
 
 def random_static(tp):
@@ -134,13 +77,13 @@ def timings(context, tp, rows_list, configs, stock):
     torch.cuda.empty_cache()
     if not stock:
         return
-    path, packed = OP.stock("cuda"), None
+    from fasttrack_validation.contracts.kimi_k3.layer_weights import Mxfp4
+    from fasttrack_validation.contracts.kimi_k3.stock import ops
+
+    packed = None
     for rows in rows_list:
         workload = whole(OP.at(tp, rows, op_exam.Layout(), "timing"))
         steps = [step(workload) for _ in range(16 if rows <= 2 else 8 if rows <= 8 else 4)]
-        from fasttrack_validation.contracts.kimi_k3.layer_weights import Mxfp4
-        from fasttrack_validation.contracts.kimi_k3.stock import ops
-
         experts = ops._experts(OP.architecture, workload.axes["experts"], workload.axes["channels"])
         if packed is None:
             packed = experts.pack(

@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from types import SimpleNamespace
 
-import experts_cuda as experts_bench
+import experts_cuda as experts_bench  # puts tests/support on the path
 import op_exam
 import stock_bench
 import torch
