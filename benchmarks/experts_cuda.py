@@ -111,7 +111,8 @@ def main() -> None:
     parser.add_argument("--no-stock", action="store_true")
     parser.add_argument("--out", type=Path, help="writes all results as JSON")
     chosen = parser.parse_args()
-    context, results = DeviceContext(ROOT / "models/kimi_k3", cooperative=not chosen.ordinary), [{"gpu": torch.cuda.get_device_name()}]
+    context = DeviceContext(ROOT / "models/kimi_k3", cooperative=not chosen.ordinary)
+    results = [{"gpu": torch.cuda.get_device_name()}]
     configs = [{"structure": s, "num_stages": n} for s in chosen.structures for n in chosen.stages]
 
     def note(result):

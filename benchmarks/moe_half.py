@@ -1,4 +1,4 @@
-"""Choice, experts and the shared expert's second product as one launch on a GPU: checked, then timed beside the stock path.
+"""Choice, experts and the shared expert's second product in one launch on a GPU: checked, then timed beside stock.
 
 python benchmarks/moe_half.py --tp 8 16 --rows 1 2 4 8 16 32 64 --out figures.json
 

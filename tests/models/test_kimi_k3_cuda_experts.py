@@ -90,9 +90,12 @@ def test_too_little_shared_memory_does_not_compile():
         compiled(context, 90)
 
 
-def test_more_rows_than_a_block_can_keep_do_not_compile():
+def test_more_rows_than_a_block_can_keep_are_spread():
+    kept, more = (asked_for(experts_cuda, 384, rows, "resident", {}) for rows in (16, 17))
+    assert [one.variant["constexprs"]["SPREAD"] for one in (kept, more)] == [False, True]
+    more.variant["constexprs"]["SPREAD"] = False
     with pytest.raises(cuda_compiler.CudaError, match="a block keeps the products of all places"):
-        compiled(asked_for(experts_cuda, 384, 17, "resident", {}), 90)
+        compiled(more, 90)
 
 
 @pytest.mark.gpu

@@ -96,5 +96,5 @@ def test_bf16_fragments_hold_each_lane_its_four_columns():
         g, q = divmod(lane, 4)
         row, column = 16 * block + g, 32 * k + 16 * fragment + 4 * q
         held = found[block, k, fragment, lane].view(torch.bfloat16).view(4, 2)
-        expected = [matrix[row, column:], matrix[row + 8, column:], matrix[row, column + 2:], matrix[row + 8, column + 2:]]
-        assert torch.equal(held, torch.stack([part[:2] for part in expected]))
+        expected = [matrix[row + 8 * half, column + 2 * pair :][:2] for pair in range(2) for half in range(2)]
+        assert torch.equal(held, torch.stack(expected))

@@ -3,7 +3,7 @@
 A block a multiprocessor, all at once (a cooperative launch). Each warp keeps a ring of `num_stages` stages of weights
 under way, across row blocks, experts and the barrier between the two projections.
 
-resident  Up to 16 rows: a block adds a row's experts itself, one barrier.
+resident  A block adds a row's experts itself, one barrier. More than 16 rows are spread: shared memory holds no more.
 spread    The second projection is cut evenly over all warps; products go through scratch, two barriers.
 
 The same kernel can choose the experts before, and stream the shared expert's second product meanwhile: `moe_half.py`.
@@ -22,13 +22,14 @@ ROUTED_SCALING = 1.0
 WARPS = 16
 SLICES = 8
 STRUCTURES = ("resident", "spread")
+RESIDENT_ROWS = 16
 
 
 def scratch(axes, config):
     """activation [rows k, I] bf16; spread as well: outputs [rows k, L] fp32."""
     places = axes["rows"] * TOP
     shapes = {"activation": ((places, axes["channels"]), torch.bfloat16)}
-    if config["structure"] == "spread":
+    if _spread(axes, config):
         shapes["outputs"] = ((places, LATENT), torch.float32)
     return shapes
 
@@ -54,7 +55,7 @@ def launch(ctx, buffers, axes, config):
 
 def enqueue(ctx, buffers, axes, config, leading, *, route, shared_channels):
     """One launch with the arguments `leading` before those of the experts. `shared_channels`: 0 without the product."""
-    spread = config["structure"] == "spread"
+    spread = _spread(axes, config)
     constants = {
         "EXPERTS": axes["experts"], "TOP": TOP, "LATENT": LATENT, "CHANNELS": axes["channels"], "HIDDEN": HIDDEN,
         "SHARED_CHANNELS": shared_channels, "MOST_ROWS": _most_rows(axes["rows"]), "STAGES": config["num_stages"],
@@ -70,6 +71,10 @@ def enqueue(ctx, buffers, axes, config, leading, *, route, shared_channels):
         *leading, buffers.stages13, buffers.stages2, buffers.x, buffers.x.stride(0), axes["rows"], buffers.activation,
         buffers.outputs if spread else buffers.activation, buffers.barrier, buffers.routed, shared_bytes=shared_bytes,
     )  # fmt: skip
+
+
+def _spread(axes, config):
+    return config["structure"] == "spread" or axes["rows"] > RESIDENT_ROWS
 
 
 def _most_rows(rows):

@@ -62,7 +62,8 @@ struct Shared {
 };
 
 static_assert(sizeof(Shared) <= SHARED_BYTES, "the launch brings less shared memory");
-static_assert(!SHARED || (SHARED_CHANNELS % (16 * SLICES) == 0 && SHARED_FRAGMENTS * 512 <= STAGE_BYTES), "slices are whole");
+static_assert(!SHARED || SHARED_CHANNELS % (16 * SLICES) == 0, "slices are whole");
+static_assert(!SHARED || SHARED_FRAGMENTS * 512 <= STAGE_BYTES, "a slice is a stage");
 
 // This lane's activations of the tile's token g; of its last token where there is none: what such a column computes is
 // not stored.
@@ -194,7 +195,8 @@ experts(
     for (int tile = 0; tile < rows; tile += 8) {
       uint2 token[SHARED_FRAGMENTS];
       const size_t row = min(tile + (lane >> 2), rows - 1);
-      const uint2* source = (const uint2*)(shared_x + row * shared_x_stride + slice * SHARED_FRAGMENTS * 16) + (lane & 3);
+      const u16* slice_of_row = shared_x + row * shared_x_stride + slice * SHARED_FRAGMENTS * 16;
+      const uint2* source = (const uint2*)slice_of_row + (lane & 3);
 #pragma unroll
       for (int f = 0; f < SHARED_FRAGMENTS; f++) token[f] = __ldg(source + f * 4);
       if (tile == 0) stage = stream.take();
@@ -262,9 +264,11 @@ experts(
         }
         if (const Slice* slices = hand_over(s, sum, turn)) {
           for (int t = tile + (lane >> 3); t < min(count, tile + 8); t += 4) {
-            const float gate = added_slices(slices, lane & 7, t - tile), up = added_slices(slices, 8 + (lane & 7), t - tile);
+            const int channel = lane & 7;
+            const float gate = added_slices(slices, channel, t - tile), up = added_slices(slices, 8 + channel, t - tile);
             const float value = __uint_as_float((u32)to_bf16(situ(gate * WEIGHT_UNIT, up * WEIGHT_UNIT)) << 16);
-            activation[(size_t)u.places[begin + t] * CHANNELS + block * 8 + (lane & 7)] = to_bf16(value * ACTIVATION_UNIT);
+            const size_t place = u.places[begin + t];
+            activation[place * CHANNELS + block * 8 + channel] = to_bf16(value * ACTIVATION_UNIT);
           }
           added(s, turn);
         }
@@ -274,7 +278,8 @@ experts(
     }
   }
 
-  const int own_units = (units - warp + WARPS - 1) / WARPS, own_blocks = (SECOND_BLOCKS - (int)blockIdx.x + (int)gridDim.x - 1) / (int)gridDim.x;
+  const int blocks = gridDim.x, own_blocks = (SECOND_BLOCKS - (int)blockIdx.x + blocks - 1) / blocks;
+  const int own_units = (units - warp + WARPS - 1) / WARPS;
   second = SPREAD ? part(units * SECOND_BLOCKS, blockIdx.x * WARPS + warp, gridDim.x * WARPS) : 0;
   second_count = SPREAD ? part(units * SECOND_BLOCKS, blockIdx.x * WARPS + warp + 1, gridDim.x * WARPS) - second
                         : max(own_units, 0) * max(own_blocks, 0);
