@@ -8,7 +8,9 @@ from ...errors import UserError
 from ..base import OpContract
 from ..policy import ContractPolicy, Envelope
 from .architecture import CONFIG, Architecture
-from .registry import FILES
+from .registry import FILES, LAYERS
+
+__all__ = ["FILES", "LAYERS", "load"]
 
 POLICY = Path(__file__).parent / "contract.toml"
 

@@ -125,6 +125,10 @@ class RankOp(OpContract):
         """See stock/ops.py, which is no part of the exam: what decides is the oracle."""
         return import_module(f"{__package__}.stock").op(self, device)
 
+    def experts(self, workload: Workload) -> int:
+        """Experts that a router chooses among: all of the model's but where a part is judged with fewer."""
+        return workload.axes.get("experts", self.architecture.moe.experts)
+
     @property
     def comparisons(self) -> tuple[Comparison, ...]:
         """As `contract.toml` sets them."""
