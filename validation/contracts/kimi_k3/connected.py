@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 # Distributions of `routing` that are nothing but logits: behind a product there is nothing left of them.
 _LOGITS_ALONE = frozenset({"signed_zeros", "not_finite", "padded"})
-# Those that need logits to be equal, or close, on purpose: possible where x is given.
-_EXACT_LOGITS = frozenset({"ties", "crowded"})
+# Needs logits to be equal bit for bit in every kernel: possible where x is given.
+_EXACT_LOGITS = frozenset({"ties"})
 
 
 class Part(Subgraph):
@@ -61,7 +61,8 @@ class RoutedPart(Part):
 
     Typical values and those of the experts' distributions choose what the experts' own exam would be given (even use of
     all of them, crowded ones, pairs that cancel). Distributions of `routing` keep their biases; given logits stay as
-    drawn; where x is given, router and x give logits that are equal, or close, on purpose. A row that `perturb_row`
+    drawn; computed ones are closer than bfloat16 can tell (`crowded`), which catches narrow logits and scores, and where
+    x is given they are equal by the dozen (`ties`), which catches a wrong rule for ties. A row that `perturb_row`
     redraws has no planted choice behind a product: it is not held against the oracle where it follows the choice.
     """
 
@@ -140,18 +141,25 @@ class RoutedPart(Part):
 
         front, routing = self.members[self._front], self._routing
         router, bias = found[front.outer["router"]], found[routing.outer["correction_bias"]]
-        if distribution in _EXACT_LOGITS:
-            getattr(choice, distribution)(found[front.outer["x"]], router, random)
-        x = self.front_input(found, workload)
-        apart = choice.GIVEN if self._x_is_given else choice.COMPUTED
+        if distribution == "ties":
+            choice.ties(found[front.outer["x"]], router, random)
+        x = self._front_input(found, workload)
         if distribution is None:
             choice.plant_router(router, bias, x, ids, random)
         elif distribution == "crowded":
-            apart = choice.CROWDED
+            choice.plant_router(router, bias, x, ids, random, choice.CROWD)
+        exact, plain = (self._logits(found, workload, path) for path in ("oracle", "plain"))
         k = routing.contract.architecture.moe.top_k
-        choice.settle(x @ router.double().T, bias, k, apart, random, ties=distribution == "ties")
+        least = choice.LEAST / (4 if distribution == "crowded" else 1)
+        apart = choice.apart(exact, plain, bias, k, least)
+        choice.settle(exact, bias, k, apart, random, ties=distribution == "ties")
 
-    def front_input(self, inputs: "Tensors", workload: Workload) -> "Tensor":
+    def _logits(self, inputs: "Tensors", workload: Workload, path: str) -> "Tensor":
+        """[rows, E] as the oracle has them, or the plain path."""
+        through = self._written(inputs, workload, lambda _, member: getattr(member.contract, path), until=self._front + 1)
+        return through[self._front]["logits"]
+
+    def _front_input(self, inputs: "Tensors", workload: Workload) -> "Tensor":
         """[rows, d] float64: what the router reads, as the oracle has it."""
         front = self.members[self._front]
         if "x" in front.outer:
