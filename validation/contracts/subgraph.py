@@ -6,7 +6,9 @@ rounding that they publish. So a fused kernel that keeps an intermediate wide is
 path, and one that rounds it is as far off.
 """
 
+import os
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -24,6 +26,7 @@ SEPARATOR = "+"
 # A value that is only passed on is compared bit for bit. Where it was computed before, order and width of sums are
 # free, and what tips a value next to a rounding boundary of bfloat16 is allowed for, as in every computed output.
 _COMPUTED_FLOOR = 2.0**-16
+_THREADS = 8
 
 
 class Subgraph(OpContract):
@@ -91,16 +94,27 @@ class Subgraph(OpContract):
         """
         workload = min((w for w in self.small() or self.workloads() if w.axes["rows"] > 1), key=_bytes_of(self))
         typical = self._draw(workload, {}, seed=0)
-        kept = {}
-        for index, member in enumerate(self.members):
-            for name, line in list(member.contract.distributions.items())[1:]:
-                drawn = list(typical)
-                drawn[index] = member.contract.make_inputs(self._part(index, workload), name, index)
-                if self._tells(index, name, drawn[index], typical[index]) and (
-                    not self._reaches_others(index) or self._carries(workload, drawn, index, name)
-                ):
-                    kept[f"{member.alias}_{name}"] = (index, name, line)
-        return kept
+
+        def looked_at(index: int, name: str) -> bool:
+            drawn = list(typical)
+            drawn[index] = self.members[index].contract.make_inputs(self._part(index, workload), name, index)
+            return self._tells(index, name, drawn[index], typical[index]) and (
+                not self._reaches_others(index) or self._carries(workload, drawn, index, name)
+            )
+
+        found = [
+            (index, name, line)
+            for index, member in enumerate(self.members)
+            for name, line in list(member.contract.distributions.items())[1:]
+        ]
+        # Dozens of runs of the oracle at true shapes: a machine with a GPU has cores to spare, and waits for nothing else.
+        with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as pool:
+            kept = list(pool.map(looked_at, *zip(*((index, name) for index, name, _ in found), strict=True)))
+        return {
+            f"{self.members[index].alias}_{name}": (index, name, line)
+            for (index, name, line), keep in zip(found, kept, strict=True)
+            if keep
+        }
 
     def _carries(self, workload: Workload, drawn: "list[dict[str, Tensor]]", index: int, name: str) -> bool:
         inputs = self._assembled(workload, drawn, index, name, seed=0)
