@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from ..errors import UserError
@@ -24,7 +25,7 @@ _MODELS = ("kimi_k3",)
 _POLICY = "contract.toml"
 
 # What makes one exam of several.
-_PART_FILES = ("choice.py", "connected.py", "graph.py", "part.py", "registry.py")
+_PART_FILES = ("choice.py", "connected.py", "graph.py", "layers.py", "part.py")
 
 _JOINED_FILES = ("contracts/joined.py", "contracts/subgraph.py")
 
@@ -50,13 +51,16 @@ class ModelContract:
     ops: Mapping[str, OpContract]
 
     def op(self, name: str) -> OpContract:
-        """The contract of op `name`, of a connected part of the op graph (`o_proj_residual+attn_res_norm`) or of a layer.
+        """The contract of op `name`, of a connected part of the op graph (`o_proj_residual+attn_res_norm`), of a
+        layer (`layer:kda`) or of a whole `step`.
 
         Raises UserError with the nearest known name, or with what is connected to what.
         """
+        if name == _whole(self.model).STEP:
+            return import_module(f".{self.model}", __package__).step()
         if len(_ops_of(self.model, name)) > 1:
             return import_module(f".{self.model}.part", __package__).subgraph(self.architecture, self.ops, name)
-        return self.ops[_known(f"op of {self.model}", name, (*self.ops, *_layers(self.model)))]
+        return self.ops[_known(f"op of {self.model}", name, (*self.ops, *_wholes(self.model)))]
 
     def digest(self, op: str) -> str:
         """SHA-256 (hex) of the installed files that make up the exam of `op`."""
@@ -78,8 +82,11 @@ def load(model: str) -> ModelContract:
 def contract_files(model: str, op: str) -> tuple[str, ...]:
     """POSIX paths, relative to `validation/`, of all files that make up the exam of `op` (or part), in order."""
     package = import_module(f".{_known('model', model, _MODELS)}", __package__)
+    if op == _whole(model).STEP:
+        return tuple(sorted({*_COMMON_FILES, *(f"contracts/{model}/{name}" for name in _whole(model).STEP_FILES)}))
     names = _ops_of(model, op)
-    own = {name for one in names for name in package.FILES[_known(f"op of {model}", one, (*package.FILES, *package.LAYERS))]}
+    known = (*package.FILES, *_wholes(model))
+    own = {name for one in names for name in package.FILES[_known(f"op of {model}", one, known)]}
     part = (*_JOINED_FILES, *(f"contracts/{model}/{name}" for name in _PART_FILES)) if len(names) > 1 else ()
     return tuple(sorted({*_COMMON_FILES, *part, *(f"contracts/{model}/{name}" for name in own)}))
 
@@ -112,13 +119,18 @@ def _section(policy: bytes, ops: tuple[str, ...]) -> bytes:
     ).encode()
 
 
-def _layers(model: str) -> dict[str, tuple[str, ...]]:
-    return import_module(f".{model}", __package__).LAYERS
+def _whole(model: str) -> ModuleType:
+    return import_module(f".{model}.layers", __package__)
+
+
+def _wholes(model: str) -> tuple[str, ...]:
+    """Names of layers and of the step."""
+    return (*_whole(model).LAYERS, _whole(model).STEP)
 
 
 def _ops_of(model: str, name: str) -> tuple[str, ...]:
     """The ops of a part, by its name: one for a single op."""
-    return _layers(model).get(name) or tuple(name.split(SEPARATOR))
+    return _whole(model).LAYERS.get(name) or tuple(name.split(SEPARATOR))
 
 
 def _known(kind: str, name: str, names: tuple[str, ...]) -> str:

@@ -6,7 +6,7 @@ import torch
 from fasttrack_validation import contracts
 from fasttrack_validation.contracts.base import TensorRole
 from fasttrack_validation.contracts.kimi_k3.architecture import NANO, Architecture
-from fasttrack_validation.contracts.kimi_k3 import LAYERS
+from fasttrack_validation.contracts.kimi_k3.layers import LAYERS
 from fasttrack_validation.contracts.kimi_k3.connected import Part
 from fasttrack_validation.contracts.kimi_k3.part import subgraph
 from fasttrack_validation.errors import UserError

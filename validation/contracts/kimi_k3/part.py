@@ -11,7 +11,7 @@ from ..subgraph import SEPARATOR
 from .architecture import Architecture
 from .connected import Part, RoutedPart
 from .graph import Node, OpGraph, Via, step
-from .registry import LAYERS
+from .layers import LAYERS
 
 _MOST = 12
 _STACK = "blocks"

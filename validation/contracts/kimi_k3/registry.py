@@ -46,15 +46,3 @@ FILES: dict[str, tuple[str, ...]] = {
     "dense_down": _own("dense_down", "linear_maths.py", *(f"o_proj_residual/{name}.py" for name in _MODULES)),
     "head": _own("head", *_LINEAR),
 }
-
-_MIXTURE = ("front", "routing", "experts", "shared_down", "latent_up")
-_KDA = ("in_projection", "kda_decode", "o_proj_residual")
-_MLA = ("mla_projection", "mla_query", "mla_core", "mla_value", "o_proj_residual")
-_DENSE = ("dense_up", "dense_down")
-
-LAYERS: dict[str, tuple[str, ...]] = {
-    "layer:kda": ("attn_res_norm", *_KDA, "attn_res_norm", *_MIXTURE),
-    "layer:mla": ("attn_res_norm", *_MLA, "attn_res_norm", *_MIXTURE),
-    "layer:dense": ("attn_res_norm", *_KDA, "attn_res_norm", *_DENSE),
-}
-"""A whole layer of one rank -> its ops: KDA or MLA before the mixture, and layer 0 with its dense MLP."""
