@@ -57,7 +57,7 @@ class ModelContract:
         Raises UserError with the nearest known name, or with what is connected to what.
         """
         if name == _whole(self.model).STEP:
-            return import_module(f".{self.model}", __package__).step()
+            return import_module(f".{self.model}", __package__).whole_step()
         if len(_ops_of(self.model, name)) > 1:
             return import_module(f".{self.model}.part", __package__).subgraph(self.architecture, self.ops, name)
         return self.ops[_known(f"op of {self.model}", name, (*self.ops, *_wholes(self.model)))]

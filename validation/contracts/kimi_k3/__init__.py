@@ -28,6 +28,6 @@ def load(policy_path: Path = POLICY) -> tuple[Architecture, dict[str, Envelope],
     return architecture, policy.envelope, ops
 
 
-def step() -> OpContract:
+def whole_step() -> OpContract:
     """The contract of a whole decode step, at the nano configuration."""
     return import_module(".decode_step", __package__).Contract(Architecture.from_config(NANO))
