@@ -56,6 +56,8 @@ class ModelContract:
 
         Raises UserError with the nearest known name, or with what is connected to what.
         """
+        if self.model not in _MODELS:  # imported from elsewhere: ops, and nothing around them
+            return self.ops[_known(f"op of {self.model}", name, tuple(self.ops))]
         if name == _whole(self.model).STEP:
             return import_module(f".{self.model}", __package__).whole_step()
         if len(_ops_of(self.model, name)) > 1:

@@ -178,14 +178,17 @@ class Subgraph(OpContract):
 
     def perturb_row(self, inputs: "Tensors", workload: Workload, row: int, seed: int) -> "dict[str, Tensor]":
         """Each member redraws what the row reads of its own inputs."""
+        import torch
+
+        from ..tensors import torch_dtype
+
         changed = dict(inputs)
         for index, member in enumerate(self.members):
             part = self._part(index, workload)
-            first = next(iter(member.contract.distributions))
-            given = self._given(index, changed)
             # What is inside has no value here; any will do, for it is not kept.
-            stand_in = member.contract.make_inputs(part, first, seed) if member.inside else {}
-            own = {**{name: value for name, value in stand_in.items() if name in member.inside}, **given}
+            specs = member.contract.tensors(part)
+            stand_in = {s.name: torch.zeros(s.shape, dtype=torch_dtype(s.dtype)) for s in specs if s.name in member.inside}
+            own = {**stand_in, **self._given(index, changed)}
             fresh = member.contract.perturb_row(own, part, row, seed + index)
             changed |= {member.outer[name]: value for name, value in fresh.items() if name in member.outer}
         return changed

@@ -107,16 +107,22 @@ class RoutedPart(Part):
         import torch
 
         found = super()._assembled(workload, drawn, special, name, seed)
-        random = torch.Generator().manual_seed(seed + len(self.members))
         routing = special is not None and self.members[special] is self._routing
-        bias = found[self._routing.outer["correction_bias"]]
-        if self._front is None:
-            if not routing:
-                logits = found[self._routing.outer["logits"]]
-                self._plant_logits(logits, bias, self._ids(workload, drawn, random), random)
-        else:
-            self._plant(found, workload, name if routing else None, self._ids(workload, drawn, random), random)
+        random = torch.Generator().manual_seed(seed + len(self.members))
+        ids = self._ids(workload, drawn, random)
+        # What is planted in is a copy: draws are used again where distributions are gone through.
+        for member, tensor in ((self._routing, "correction_bias"), (self._routing, "logits"), *self._of_front):
+            if (outer := member.outer.get(tensor)) in found:
+                found[outer] = found[outer].clone()
+        if self._front is not None:
+            self._plant(found, workload, name if routing else None, ids, random)
+        elif not routing:
+            self._plant_logits(found, ids, random)
         return found
+
+    @property
+    def _of_front(self) -> list[tuple[Member, str]]:
+        return [] if self._front is None else [(self.members[self._front], tensor) for tensor in ("router", "x")]
 
     def _ids(self, workload, drawn, random) -> "Tensor":
         """What the rows shall choose: what the experts drew, or anything."""
@@ -129,9 +135,11 @@ class RoutedPart(Part):
         experts = self._routing.contract.experts(workload)
         return torch.rand(workload.axes["rows"], experts, generator=random).topk(moe.top_k, 1).indices
 
-    def _plant_logits(self, logits: "Tensor", bias: "Tensor", ids: "Tensor", random) -> None:
+    def _plant_logits(self, found, ids, random) -> None:
+        """In place."""
         from . import choice
 
+        logits, bias = (found[self._routing.outer[name]] for name in ("logits", "correction_bias"))
         choice.plant_logits(logits, bias, ids, random)
         self._routing.contract.maths.separate(self._routing.contract, {"logits": logits, "correction_bias": bias})
 
