@@ -27,7 +27,7 @@ _POLICY = "contract.toml"
 # What makes one exam of several.
 _PART_FILES = ("choice.py", "connected.py", "graph.py", "layers.py", "part.py")
 
-_JOINED_FILES = ("contracts/joined.py", "contracts/subgraph.py")
+_JOINED_FILES = ("contracts/drawn.py", "contracts/joined.py", "contracts/subgraph.py")
 
 # Shared by every op: what a comparison means and how it is decided.
 _COMMON_FILES = (

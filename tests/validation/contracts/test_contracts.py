@@ -90,7 +90,7 @@ def test_no_file_of_the_exam_of_a_step_or_a_part_is_forgotten():
     own = reached_from(OWN / "part.py", OWN / "choice.py") - reached_from()
     listed = {name.removeprefix("contracts/kimi_k3/") for name in contracts.contract_files("kimi_k3", "front+routing")}
     assert own <= listed
-    assert {"contracts/joined.py", "contracts/subgraph.py"} <= set(contracts.contract_files("kimi_k3", "layer:mla"))
+    assert {f"contracts/{name}.py" for name in ("drawn", "joined", "subgraph")} <= set(contracts.contract_files("kimi_k3", "layer:mla"))
 
 
 @pytest.mark.parametrize(("name", "near"), [("layer:kdaa", "layer:kda"), ("steps", "step"), ("layer:moe", "layer:")])

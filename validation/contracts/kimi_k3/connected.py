@@ -6,8 +6,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from ..base import OpContract, Workload
+from ..drawn import same
+from ..joined import Member
 from ..stock import StockPath, StockRun
-from ..subgraph import Member, Subgraph, same
+from ..subgraph import Subgraph
 from .graph import Node, OpGraph
 
 if TYPE_CHECKING:
