@@ -10,7 +10,8 @@ _GROUP = 32
 
 # All 896 experts of a layer are 1.9 GB on a rank of TP8. A trial on a CPU holds several copies of its buffers and
 # draws each, so what is judged everywhere has 64: still 4 for each place of a row, so that some stay empty up to
-# 8 rows and all are shared at 64. The whole number is held out, one workload for each TP and bucket, for a GPU.
+# 8 rows and all are shared at 64. The whole number is held out, one workload for each TP and bucket, for a GPU; parts
+# that route declare it.
 REDUCED = 64
 
 
