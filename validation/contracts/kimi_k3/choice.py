@@ -6,7 +6,7 @@ err. The comparison then needs no exception for near ties, and a wrong expert is
 or in what the experts send. How far apart is enough:
 
 - logits given: 2^-18, as in the exam of `routing`;
-- logits computed: eight times what the plain path itself errs by on these inputs (`noise`), and 2^-14 at least. Float32
+- logits computed: eight times what the plain path itself errs by on these inputs (`apart`), and 2^-14 at least. Float32
   sums of seven thousand products err by a few 2^-20; where x is computed too, its rounding to bfloat16 moves planted
   sums by 2^-11 or so, a thirtieth of the steps between the chosen.
 """
