@@ -43,7 +43,7 @@ class Judges:
 
     def on(self, sample: Sample) -> Verdict:
         """The verdict on `sample`."""
-        candidate = Candidate(op=sample.op, entry="kernel.py", files={"kernel.py": sample.text} | sample.files)
+        candidate = sample.candidate
         return self.judge("far" if sample.far else sample.op).screen(candidate)
 
 

@@ -8,16 +8,11 @@ from ..sandbox import Profile, Sandbox
 from . import stages
 from .executor import ENTRY as INTERPRET_ENTRY
 from .prepare import PREPARE_ENTRY
-from .recorder import SUPPORTED_TRITON
+from .recorder import SUPPORTED_TRITON, triton_is_supported
 
 _RECORD, _PREPARE, _COMPILE, _INTERPRET = (
     entry.partition(":")[0] for entry in (stages.RECORD_ENTRY, PREPARE_ENTRY, stages.COMPILE_ENTRY, INTERPRET_ENTRY)
 )
-
-
-def triton_is_supported() -> bool:
-    """Whether candidates can be recorded and interpreted with the installed Triton."""
-    return version("triton").rpartition(".")[0] in SUPPORTED_TRITON
 
 
 class Sandboxes:

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 
+from safetensors.torch import load
+
 from ..contracts.base import Workload
 from .plausibility import Reading
 from .session import STOCK, Replay
@@ -89,7 +91,7 @@ class StockProcess:
 
     def produced(self, slot: int) -> Mapping[str, object]:
         """Tensors (CPU, contiguous) that the last replay left in `slot`."""
-        return self._ask("produced", slot=slot)
+        return load(self._ask("produced", slot=slot))
 
     def _ask(self, command: str, **arguments):
         try:

@@ -1,5 +1,9 @@
 """Honest kernels of the toy op in CUDA C++, which hand their weights over in shared memory: what samples edit."""
 
+from judging import replaced
+
+from fasttrack_validation.judge.candidate import Candidate
+
 LAUNCH = """
 def launch(ctx, buffers, axes, config):
     accumulate = ctx.cuda("accumulate.cu", "accumulate", threads=64, constants={"WIDTH": 64})
@@ -8,12 +12,14 @@ def launch(ctx, buffers, axes, config):
     )
 """
 BARRIER = "    __syncthreads();\n"
+# Long enough for the other warp, whenever it was looked at: only a tool that knows what orders accesses sees the race.
+NAP = "    __nanosleep(100000);\n"
 KERNEL = """
 #include <cuda_bf16.h>
 
 extern "C" __global__ void accumulate(
     const __nv_bfloat16* x, const float* w, const int* slots, float* acc, __nv_bfloat16* out, int x_stride, int page) {
-    __shared__ float tile[WIDTH];
+    __shared__ volatile float tile[WIDTH];
     int row = blockIdx.x, column = threadIdx.x, slot = slots[row];
     tile[WIDTH - 1 - column] = w[WIDTH - 1 - column];
     __syncthreads();
@@ -71,7 +77,7 @@ extern "C" __global__ void ring(
     const __nv_bfloat16* x, const float* w, const int* slots, float* acc, __nv_bfloat16* out, int x_stride, int page,
     int rows) {
     __shared__ alignas(128) __nv_bfloat16 stages[STAGES][WIDTH];
-    __shared__ float tile[WIDTH];
+    __shared__ volatile float tile[WIDTH];
     __shared__ alignas(8) unsigned long long full[STAGES], empty[STAGES];
     if (threadIdx.x == 0) {
         for (int stage = 0; stage < STAGES; ++stage) {
@@ -110,3 +116,13 @@ extern "C" __global__ void ring(
     }
 }
 """
+HONEST = {
+    "plain": {"kernel.py": LAUNCH, "accumulate.cu": KERNEL},
+    "constant table": {"kernel.py": LAUNCH, "accumulate.cu": replaced(replaced(KERNEL, *TABLE), *USES_TABLE)},
+    "specialised warps": {"kernel.py": RING_LAUNCH, "ring.cu": RING},
+}
+
+
+def candidate(files: dict[str, str]) -> Candidate:
+    """The candidate of these files."""
+    return Candidate(op="accumulate", entry="kernel.py", files=files)

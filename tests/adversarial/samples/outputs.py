@@ -53,14 +53,14 @@ buffers.out.copy_(buffers.x)
         "C4", "scratch.uninitialised_read", twin="scratch written before read", guard="uninitialised reads",
     ),
     Sample(
-        "missing barrier", ("X-07",), "threads of a block hand values over through shared memory without a barrier",
+        "missing barrier", ("X-07",), "threads of a block hand values over in shared memory after a nap, not a barrier",
         cuda.LAUNCH, "C15", "sanitizer.racecheck", runs="gpu",
-        files={"accumulate.cu": replaced(cuda.KERNEL, cuda.BARRIER, "")},
+        files={"accumulate.cu": replaced(cuda.KERNEL, cuda.BARRIER, cuda.NAP)},
     ),
     Sample(
-        "missing named barrier", ("X-07",), "warps that compute hand values over before all of them have written",
+        "missing named barrier", ("X-07",), "warps that compute hand values over after a nap, beside a ring that is in order",
         cuda.RING_LAUNCH, "C15", "sanitizer.racecheck", runs="gpu",
-        files={"ring.cu": replaced(cuda.RING, cuda.NAMED_BARRIER, "")},
+        files={"ring.cu": replaced(cuda.RING, cuda.NAMED_BARRIER, cuda.NAP)},
     ),
     Sample(
         "stack frames", ("X-09",), "walks its callers' frames and all modules for an oracle or expected values",

@@ -5,11 +5,13 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from safetensors.torch import load
 
 from fasttrack_validation import contracts
-from fasttrack_validation.timing import hygiene
+from fasttrack_validation.timing import hygiene, stock_worker
 from fasttrack_validation.timing.stock import StockFailed, StockProcess
 
 torch = pytest.importorskip("torch")
@@ -90,6 +92,16 @@ def test_a_program_without_a_main_guard_can_use_it(tmp_path):
     )
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout) == (0, "once\n"), done.stderr
+
+
+def test_what_a_replay_left_is_sent_by_content():
+    """bf16 and whole blocks out of larger ones, and no memory shared with a process that may be gone by then."""
+    left = {"out": torch.arange(12, dtype=torch.bfloat16).view(3, 4)[:, :2], "state": torch.full((2,), -0.0)}
+    worker = stock_worker._Worker.__new__(stock_worker._Worker)
+    worker.slots = [SimpleNamespace(bound=SimpleNamespace(outputs=left))]
+    received = load(worker.do_produced(0))
+    assert received["out"].tolist() == [[0, 1], [4, 5], [8, 9]] and received["out"].dtype is torch.bfloat16
+    assert str(received["state"][0]) == "tensor(-0.)"
 
 
 @pytest.mark.gpu

@@ -55,7 +55,8 @@ def read(text: str) -> Log:
         if first.startswith(_NOT_REPORTS) or _SUMMARY.search(first):
             continue
         place = next((found for one in (first, *more) if (found := _kernel(one))), None)
-        counts.setdefault(place, [_printable(first), 0])[1] += 1
+        other = " ".join(one for one in more if one.startswith("and ") and _PLACE.search(one))  # racecheck's other access
+        counts.setdefault(place, [_printable(f"{first} {other}".strip()), 0])[1] += 1
         places.setdefault(place, tuple(at for one in (first, *more) if (at := _where(one))))
     errors = [int(found[1] or found[2] or 0) for report in reports if (found := _SUMMARY.search(report[0]))]
     return Log(
