@@ -1,0 +1,85 @@
+// A ring of shared-memory slots through which one thread streams weights with bulk copies, ahead of everybody.
+//
+// Weights depend on nothing that is computed, so the producer never waits for a stage: it fills free slots in a fixed
+// order through all stages of the block, also while the block waits at a grid barrier. Every consumer warp reads its
+// part of each slot and releases it.
+#pragma once
+#include <stdint.h>
+
+__device__ __forceinline__ uint32_t shared_address(const void* pointer) {
+    return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+__device__ __forceinline__ void wait_parity(uint32_t barrier, uint32_t parity) {
+    asm volatile(
+        "{\n.reg .pred done;\n"
+        "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+        "@!done bra again;\n}"
+        ::"r"(barrier), "r"(parity) : "memory");
+}
+
+template <int COUNT, int BYTES>
+class WeightRing {
+public:
+    static constexpr int kSlots = COUNT;
+    static constexpr int kBarrierBytes = 16 * COUNT;
+
+    // `slots`: COUNT * BYTES bytes, 128-byte aligned; `barriers`: kBarrierBytes.
+    __device__ WeightRing(void* slots, void* barriers)
+        : slots_(shared_address(slots)), full_(shared_address(barriers)), empty_(full_ + 8 * COUNT) {}
+
+    // By one thread, before a __syncthreads.
+    __device__ void init(int consumer_warps) const {
+        for (int slot = 0; slot < COUNT; ++slot) {
+            asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(full_ + 8 * slot) : "memory");
+            asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(empty_ + 8 * slot), "r"(consumer_warps)
+                         : "memory");
+        }
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+
+    // Producer: copies BYTES bytes from global memory into the next slot as soon as that is free. Weights are read
+    // once a step, so they leave the L2 first.
+    __device__ void push(const void* source) {
+        wait_parity(empty_ + 8 * slot_, phase_ ^ 1);
+        const uint32_t barrier = full_ + 8 * slot_;
+        uint64_t policy;
+        asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(BYTES) : "memory");
+        asm volatile(
+            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;"
+            ::"r"(slots_ + slot_ * BYTES), "l"(source), "r"(BYTES), "r"(barrier), "l"(policy) : "memory");
+        advance();
+    }
+
+    // Consumer: the shared-memory address of the next slot, once it is full.
+    __device__ uint32_t front() const {
+        wait_parity(full_ + 8 * slot_, phase_);
+        return slots_ + slot_ * BYTES;
+    }
+
+    // Consumer warp: this warp has read its part of the slot.
+    __device__ void pop() {
+        __syncwarp();
+        if ((threadIdx.x & 31) == 0)
+            asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(empty_ + 8 * slot_) : "memory");
+        advance();
+    }
+
+private:
+    __device__ void advance() {
+        if (++slot_ == COUNT) {
+            slot_ = 0;
+            phase_ ^= 1;
+        }
+    }
+
+    uint32_t slots_, full_, empty_, slot_ = 0, phase_ = 0;
+};
+
+__device__ __forceinline__ uint4 load_shared(uint32_t address) {
+    uint4 value;
+    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w) : "r"(address));
+    return value;
+}

@@ -1,0 +1,286 @@
+// The attention half of a KDA layer with a mixture of experts behind it, one launch: kda_front.py says what it computes.
+//
+// 132 blocks (one a multiprocessor) stay for the whole launch. One thread of each streams the block's weights, all three
+// matrices in a row, through a ring of SLOTS x 16 KiB; 16 warps compute:
+//
+//     first mix | in-projection | KDA step | output projection | second mix | front
+//
+// with a grid barrier at each bar behind which other blocks' results are read. One row is mixed by every block for itself,
+// which saves two of the five.
+#include "cuda/block.cuh"
+#include "cuda/grid_barrier.cuh"
+#include "cuda/kda_step.cuh"
+#include "cuda/row_mix.cuh"
+#include "cuda/split_product.cuh"
+#include "cuda/weight_ring.cuh"
+
+constexpr int kProjected = (4 * kChannels + kGateRank + HEADS + 15) / 16 * 16;
+constexpr int kFront = ROUTER + LATENT + 2 * SHARED;
+constexpr int kRowsAtOnce = 8;
+constexpr int kPhases = 5;
+
+using InProjection = SplitProduct<kProjected, kHidden, 1, BLOCKS>;
+using OutProjection = SplitProduct<kHidden, kChannels, 2, BLOCKS>;
+using Front = SplitProduct<kFront, kHidden, 1, BLOCKS>;
+using Ring = WeightRing<SLOTS, kUnitBytes>;
+
+constexpr int kScratchFloats = 4096;
+constexpr int kShared = SLOTS * kUnitBytes + 4 * kScratchFloats + Ring::kBarrierBytes + 16;
+static_assert(kShared == SHARED_BYTES, "the launch asks for what the kernel uses");
+
+#ifdef STAMPS
+#define STAMP(i) if (threadIdx.x == 0) stamps[blockIdx.x * 16 + (i)] = stamp()
+__device__ __forceinline__ long long stamp() {
+    long long now;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+    return now;
+}
+#else
+#define STAMP(i)
+#endif
+
+__device__ __forceinline__ float situ(float gate, float up) {
+    return SITU_BETA * tanhf(gate / SITU_BETA) * sigmoid(gate) * SITU_LINEAR_BETA * tanhf(up / SITU_LINEAR_BETA);
+}
+
+extern "C" __global__ void __launch_bounds__(kConsumers + 128, 1) kda_front(
+    // rows
+    const __nv_bfloat16* stream, const __nv_bfloat16* banks, const int* slots, const __nv_bfloat16* peers,
+    int rows, int bank_count, int peer_count, bool restart,
+    int stream_stride, int bank_stride, int bank_row_stride, int slots_stride, int peer_stride, int peer_row_stride,
+    // weights
+    const float* queries, const __nv_bfloat16* out_norm_1, const __nv_bfloat16* out_norm_2,
+    const __nv_bfloat16* in_proj, const __nv_bfloat16* o_proj, const __nv_bfloat16* front,
+    const __nv_bfloat16* f_b, const float* conv_weight, const float* rate, const float* dt_bias,
+    const __nv_bfloat16* o_norm,
+    // state
+    __nv_bfloat16* conv_state, float* recurrent_state, int conv_page_stride, int state_page_stride,
+    // results
+    __nv_bfloat16* partial, __nv_bfloat16* stream_out, float* logits, __nv_bfloat16* latent, __nv_bfloat16* shared,
+    // scratch
+    __nv_bfloat16* normed, float* projected, float* gated, float* squares, float* own, float* others, float* bank_sums,
+    float* bank_scalars, float* tails, long long* cells
+#ifdef STAMPS
+    , long long* stamps
+#endif
+) {
+    extern __shared__ __align__(1024) unsigned char memory[];
+    float* scratch = reinterpret_cast<float*>(memory + SLOTS * kUnitBytes);
+    uint32_t* shared_epoch = reinterpret_cast<uint32_t*>(scratch + kScratchFloats);
+    Ring ring(memory, shared_epoch + 4);
+    if (threadIdx.x == 0) ring.init(kWarps);
+    __syncthreads();
+    if (threadIdx.x >= kConsumers) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
+        if (threadIdx.x == kConsumers) {
+            InProjection::produce(ring, in_proj);
+            OutProjection::produce(ring, o_proj);
+            Front::produce(ring, front);
+        }
+        return;
+    }
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 112;");
+    STAMP(0);
+    const int thread = threadIdx.x, block = blockIdx.x;
+    const bool alone = rows == 1;
+    const int row = alone ? 0 : block;  // the one that this block mixes
+    const bool mixes = row < rows, keeps = block == row;
+    __nv_bfloat16* near = reinterpret_cast<__nv_bfloat16*>(scratch + 512);  // one row of the batch
+    GridBarrier barrier;
+    if (thread == 0) {
+        barrier.start(reinterpret_cast<unsigned long long*>(cells), BLOCKS, kPhases);
+        *shared_epoch = barrier.epoch();
+    }
+    const auto arrive = [&] {
+        sync_consumers();
+        if (thread == 0) barrier.arrive();
+    };
+    const auto wait = [&] {
+        if (thread == 0) barrier.wait();
+        sync_consumers();
+    };
+    // The eight k of a chunk that this lane multiplies, of the batch row whose column of B it holds.
+    const int lane_row = InProjection::row_of_lane();
+    const auto read_normed = [&](uint4(&x)[InProjection::kChunks], const __nv_bfloat16* far) {
+        const __nv_bfloat16* from = (alone ? near : far + lane_row * kHidden) + InProjection::k_of(0);
+#pragma unroll
+        for (int chunk = 0; chunk < InProjection::kChunks; ++chunk) x[chunk] = make_uint4(0, 0, 0, 0);
+        if (lane_row >= rows) return;
+#pragma unroll
+        for (int chunk = 0; chunk < InProjection::kChunks; ++chunk)
+            x[chunk] = *reinterpret_cast<const uint4*>(from + chunk * InProjection::kChunk);
+    };
+    const auto nothing = [](int, bool, bool) {};
+
+    // First mix; what the output projection's result will be added to.
+    if (mixes)
+        first_mix(stream + static_cast<size_t>(row) * stream_stride, banks + static_cast<size_t>(row) * bank_row_stride,
+                  bank_count, bank_stride, queries, out_norm_1, alone ? near : normed + row * kHidden, keeps,
+                  BankSum{bank_sums + row * kHidden, bank_scalars + row * 2}, scratch);
+    for (int i = thread * BLOCKS + block; i < rows * kHidden / 8; i += kConsumers * BLOCKS) {
+        const int at = i / (kHidden / 8), column = i % (kHidden / 8) * 8;
+        float sum[8] = {}, value[8];
+        for (int peer = 0; peer < peer_count; ++peer) {
+            const __nv_bfloat16* from = peers + static_cast<size_t>(peer) * peer_stride + static_cast<size_t>(at) * peer_row_stride;
+            unpack(__ldg(reinterpret_cast<const uint4*>(from + column)), value);
+#pragma unroll
+            for (int j = 0; j < 8; ++j) sum[j] += value[j];
+        }
+        if (!restart) {
+            unpack(__ldg(reinterpret_cast<const uint4*>(stream + static_cast<size_t>(at) * stream_stride + column)), value);
+#pragma unroll
+            for (int j = 0; j < 8; ++j) sum[j] += value[j];
+        }
+        store_eight(others + at * kHidden + column, sum);
+    }
+    if (alone) sync_consumers();
+    else arrive(), wait();
+    STAMP(1);
+
+    // In-projection.
+    {
+        uint4 x[InProjection::kChunks];
+        read_normed(x, normed);
+        sync_consumers();  // `near` lies in the scratch of the product
+        InProjection::consume(ring, x, scratch, nothing, [&](int column, int at, InProjection::Column parts, bool starts, bool) {
+            if (at < rows) projected[((starts ? 0 : kRowsAtOnce) + at) * kProjected + column] = parts.sum();
+        });
+    }
+    STAMP(2);
+
+    // KDA step.
+    const KdaTensors tensors{f_b, conv_weight, rate, dt_bias, o_norm, slots, slots_stride, conv_state, recurrent_state,
+                             conv_page_stride, state_page_stride, gated, squares};
+    const bool steps = block < rows * HEADS * SPLIT;
+    KdaStep<SPLIT> kda(tensors, steps ? block : 0);
+    if (steps) kda.load();
+    arrive(), wait();
+    STAMP(3);
+    if (steps) {
+        const float* mine = projected + block / (HEADS * SPLIT) * kProjected;
+        kda.step([&](int column) {
+            float value = __ldcg(mine + column);
+            if (InProjection::halved(column)) value += __ldcg(mine + kRowsAtOnce * kProjected + column);
+            return value;
+        }, scratch);
+    }
+    arrive();
+    STAMP(4);
+    wait();
+    STAMP(5);
+
+    // Output projection.
+    {
+        uint4 x[OutProjection::kChunks];
+        float* scales = scratch;  // [rows][h]
+        float values[OutProjection::kChunks][8];
+#pragma unroll
+        for (int chunk = 0; chunk < OutProjection::kChunks; ++chunk)
+            if (lane_row < rows) load_eight(gated + lane_row * kChannels + OutProjection::k_of(chunk), values[chunk]);
+        if (thread < rows * HEADS) {
+            float eight[8], sum = 0;
+            load_eight(squares + thread * kGroups, eight);
+#pragma unroll
+            for (int i = 0; i < kGroups; ++i) sum += eight[i];
+            scales[thread] = 1.f / sqrtf(sum / kHeadDim + OUTPUT_EPS);
+        }
+        sync_consumers();
+#pragma unroll
+        for (int chunk = 0; chunk < OutProjection::kChunks; ++chunk) {
+            x[chunk] = make_uint4(0, 0, 0, 0);
+            if (lane_row < rows) {
+                const float scale = scales[lane_row * HEADS + OutProjection::k_of(chunk) / kHeadDim];
+#pragma unroll
+                for (int i = 0; i < 8; ++i) values[chunk][i] *= scale;
+                x[chunk] = pack(values[chunk]);
+            }
+        }
+        sync_consumers();
+        OutProjection::consume(ring, x, scratch, nothing, [&](int column, int at, OutProjection::Column parts, bool starts, bool) {
+            if (at < rows) own[((starts ? 0 : kRowsAtOnce) + at) * kHidden + column] = parts.sum();
+        });
+    }
+    STAMP(6);
+
+    // Second mix.
+    float bank_values[2][8] = {}, added[2][8] = {};
+    const bool mixing = mixes && thread < kMixers;
+    if (mixing)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            load_eight(bank_sums + row * kHidden + column_of(half), bank_values[half]);
+            load_eight(others + row * kHidden + column_of(half), added[half]);
+        }
+    arrive(), wait();
+    STAMP(7);
+    if (mixes) {
+        if (mixing)
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const int column = column_of(half);
+                float mine[8], rest[8] = {};
+                load_eight(own + row * kHidden + column, mine);
+                if (OutProjection::halved(column)) load_eight(own + (kRowsAtOnce + row) * kHidden + column, rest);
+#pragma unroll
+                for (int i = 0; i < 8; ++i) {
+                    mine[i] += rest[i];
+                    added[half][i] += mine[i];
+                }
+                if (keeps) {
+                    *reinterpret_cast<uint4*>(partial + row * kHidden + column) = pack(mine);
+                    *reinterpret_cast<uint4*>(stream_out + row * kHidden + column) = pack(added[half]);
+                }
+            }
+        second_mix(added, bank_values, __ldcg(bank_scalars + row * 2), __ldcg(bank_scalars + row * 2 + 1),
+                   queries + kHidden, out_norm_2, alone ? near : normed + (kRowsAtOnce + row) * kHidden, scratch);
+    }
+    if (alone) sync_consumers();
+    else arrive(), wait();
+    if (alone && thread == 0) barrier.skip(2);
+    STAMP(8);
+
+    // Front. A tile that two blocks share is finished by the one that has its beginning, the last thing it does; the
+    // other one met it first.
+    {
+        uint4 x[Front::kChunks];
+        read_normed(x, normed + kRowsAtOnce * kHidden);
+        sync_consumers();
+        const uint32_t epoch = *shared_epoch;
+        uint32_t* flags = reinterpret_cast<uint32_t*>(cells + 16);
+        float rest[2] = {0, 0};
+        Front::consume(
+            ring, x, scratch,
+            [&](int, bool starts, bool ends) {
+                rest[0] = rest[1] = 0;
+                if (!starts || ends || thread >= 128) return;
+                if (thread == 0) {
+                    uint32_t seen = 0;
+                    for (unsigned spin = 0; seen != epoch && spin < (1u << 18); ++spin)
+                        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(flags + block + 1) : "memory");
+                }
+                sync_first_128();
+                rest[0] = __ldcg(tails + (block + 1) * 128 + thread);
+                if (thread < 64) rest[1] = __ldcg(tails + (block + 1) * 128 + thread + 64);
+            },
+            [&](int line, int at, Front::Column parts, bool starts, bool) {
+                if (!starts) {
+                    tails[block * 128 + thread] = parts.sum();
+                    sync_first_128();
+                    if (thread == 0)
+                        asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(flags + block), "r"(epoch) : "memory");
+                    return;
+                }
+                if (at >= rows) return;
+                if (line < ROUTER) {
+                    logits[at * ROUTER + line] = parts.sum() + rest[0];
+                } else if (line < ROUTER + LATENT) {
+                    latent[at * LATENT + line - ROUTER] = __float2bfloat16(parts.sum() + rest[0]);
+                } else if (thread < 64) {  // eight rows of the gate, then the same eight of the up-projection
+                    const float gate = parts.sum() + rest[0], up = parts.sum(64) + rest[1];
+                    const int channel = (line - ROUTER - LATENT) / 16 * 8 + (thread >> 3);
+                    shared[at * SHARED + channel] = __float2bfloat16(situ(gate, up));
+                }
+            });
+    }
+    STAMP(9);
+}
