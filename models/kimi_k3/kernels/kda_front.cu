@@ -18,6 +18,9 @@ constexpr int kProjected = (4 * kChannels + kGateRank + HEADS + 15) / 16 * 16;
 constexpr int kFront = ROUTER + LATENT + 2 * SHARED;
 constexpr int kRowsAtOnce = 8;
 constexpr int kPhases = 5;
+// Registers move from the producer's group of warps to the consumers, who hold activations in them: of 96 for each of 640
+// threads, 24 and 112. A launch with another number of threads would wait for registers for ever.
+constexpr int kThreads = kConsumers + 128;
 
 using InProjection = SplitProduct<kProjected, kHidden, 1, BLOCKS>;
 using OutProjection = SplitProduct<kHidden, kChannels, 2, BLOCKS>;
@@ -43,7 +46,7 @@ __device__ __forceinline__ float situ(float gate, float up) {
     return SITU_BETA * tanhf(gate / SITU_BETA) * sigmoid(gate) * SITU_LINEAR_BETA * tanhf(up / SITU_LINEAR_BETA);
 }
 
-extern "C" __global__ void __launch_bounds__(kConsumers + 128, 1) kda_front(
+extern "C" __global__ void __launch_bounds__(kThreads, 1) kda_front(
     // rows
     const __nv_bfloat16* stream, const __nv_bfloat16* banks, const int* slots, const __nv_bfloat16* peers,
     int rows, int bank_count, int peer_count, bool restart,

@@ -29,6 +29,8 @@ SITU_LINEAR_BETA = 25.0
 SOURCE = "kernels/kda_front.cu"
 ROWS_AT_ONCE = 8
 WARPS = 16
+# Registers move between groups of four warps: one of the four streams the weights.
+PRODUCERS = 4
 UNIT_BYTES = 16384
 SCRATCH_BYTES = 16384
 MAX_BLOCKS = 160
@@ -107,7 +109,7 @@ def launch(ctx, buffers, axes, config):
         here = slice(first, min(first + ROWS_AT_ONCE, rows))
         count = here.stop - first
         kernel = ctx.cuda(
-            SOURCE, "kda_front", threads=32 * (WARPS + 1), cooperative=True,
+            SOURCE, "kda_front", threads=32 * (WARPS + PRODUCERS), cooperative=True,
             constants=constants | {"SPLIT": split(count * heads, blocks)},
         )  # fmt: skip
         kernel[(blocks,)](
