@@ -10,21 +10,19 @@ __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-__device__ __forceinline__ bool has_parity(uint32_t barrier, uint32_t parity) {
-    uint32_t done;
-    asm volatile(
-        "{\n.reg .pred done;\n"
-        "mbarrier.try_wait.parity.shared::cta.b64 done, [%1], %2;\n"
-        "selp.u32 %0, 1, 0, done;\n}"
-        : "=r"(done) : "r"(barrier), "r"(parity) : "memory");
-    return done;
-}
-
 // A copy that never comes ends the launch with an error, after seconds, instead of hanging the device.
 __device__ __forceinline__ void wait_parity(uint32_t barrier, uint32_t parity) {
-    if (has_parity(barrier, parity)) return;
-    for (uint32_t spin = 0; !has_parity(barrier, parity); ++spin)
-        if (spin == 1u << 20) __trap();
+    asm volatile(
+        "{\n.reg .pred done, over;\n.reg .u32 spin;\n"
+        "mov.u32 spin, 0;\n"
+        "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+        "@done bra out;\n"
+        "add.u32 spin, spin, 1;\n"
+        "setp.gt.u32 over, spin, 1048576;\n"
+        "@over trap;\n"
+        "bra again;\n"
+        "out:\n}"
+        ::"r"(barrier), "r"(parity) : "memory");
 }
 
 template <int COUNT, int BYTES>
