@@ -22,12 +22,13 @@ _CTYPES = {bool: ctypes.c_bool, int: ctypes.c_int, float: ctypes.c_float}
 class Context:
     """`constants`: macros beside the kernel's own; `more`: arguments behind the kernel's own."""
 
-    def __init__(self, blocks, *, constants=None, more=(), cubins=None, target="sm_90a", only_compile=False):
+    def __init__(self, blocks, *, constants=None, more=(), cubins=None, target="sm_90a", only_compile=False, cooperative=True):
         self.hardware = SimpleNamespace(multiprocessors=blocks)
         self._constants, self._more, self._cubins = constants or {}, tuple(more), cubins and Path(cubins)
         self._target, self._only_compile, self._functions = target, only_compile, {}
+        self._cooperative = cooperative
 
-    def cuda(self, file, kernel, *, threads, constants, cooperative=False):
+    def cuda(self, file, kernel, *, threads, constants, cooperative=False, pdl=False):
         """As the recorder's Context has it."""
         constants = constants | self._constants
 
@@ -37,7 +38,7 @@ class Context:
                     self._cubin(file, constants)
                     return
                 self._launch(self._function(file, kernel, constants, shared_bytes), grid[0], threads, shared_bytes,
-                             (*arguments, *self._more), cooperative)  # fmt: skip
+                             (*arguments, *self._more), cooperative and self._cooperative, pdl)  # fmt: skip
 
             return launch
 
@@ -64,16 +65,20 @@ class Context:
         return made
 
     @staticmethod
-    def _launch(function, blocks, threads, shared_bytes, arguments, cooperative):
+    def _launch(function, blocks, threads, shared_bytes, arguments, cooperative, pdl):
         config = driver.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = blocks, 1, 1
         config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
         config.sharedMemBytes, config.hStream = shared_bytes, torch.cuda.current_stream().cuda_stream
-        attributes = []
+        attributes, known = [], driver.CUlaunchAttributeID
         if cooperative:
             attributes.append(driver.CUlaunchAttribute())
-            attributes[0].id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
-            attributes[0].value.cooperative = 1
+            attributes[-1].id = known.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+            attributes[-1].value.cooperative = 1
+        if pdl:
+            attributes.append(driver.CUlaunchAttribute())
+            attributes[-1].id = known.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            attributes[-1].value.programmaticStreamSerializationAllowed = 1
         config.attrs, config.numAttrs = attributes, len(attributes)
         values = tuple(a.data_ptr() if isinstance(a, torch.Tensor) else a for a in arguments)
         types = tuple(ctypes.c_void_p if isinstance(a, torch.Tensor) else _CTYPES[type(a)] for a in arguments)

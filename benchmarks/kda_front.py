@@ -28,7 +28,7 @@ PART = "attn_res_norm+in_projection+kda_decode+o_proj_residual+attn_res_norm+fro
 READ_CEILING = 4.25e12
 COPIES = 3
 REPLAYS = 30
-STAGES = ("first mix", "in_projection", "barrier", "kda step", "barrier", "o_proj", "barrier", "second mix", "front")
+STAGES = ("first mix", "barrier", "in_projection", "barrier", "kda step", "barrier", "o_proj", "barrier", "second mix", "front")
 
 kernel = import_module("fasttrack_models.kimi_k3.kernels.kda_front")
 
@@ -208,13 +208,14 @@ def compiled(op, options):
         for tp in options.tp:
             for rows in sorted({*options.rows, *(int(c.split(":")[1]) for c in options.check)}):
                 workload = workload_of(op, tp, rows)
-                for of, slots in itertools.product(shapes[: 2 if tp == 8 else 1], options.slots):
+                configs = options.configs if rows in options.rows[:1] and not extra else options.configs[:1]
+                for of, config in itertools.product(shapes[: 2 if tp == 8 else 1], configs):
                     # Meta tensors have shapes and strides, which is all that a launch looks at.
                     laid = {spec.name: torch.empty_strided(spec.shape, spec.strides, dtype=torch_dtype(spec.dtype), device="meta")
                             for spec in of.tensors(workload)}  # fmt: skip
                     names = ("queries", "rate", "in_proj_units", "o_proj_units", "front_units", "cells")
                     made = {name: torch.empty(1, device="meta") for name in (*names, *kernel.scratch(workload.axes, {}))}
-                    kernel.launch(context, SimpleNamespace(**laid, **made), workload.axes, {"slots": slots})
+                    kernel.launch(context, SimpleNamespace(**laid, **made), workload.axes, config)
 
 
 def main():
@@ -223,7 +224,8 @@ def main():
     parser.add_argument("--rows", type=int, nargs="*", default=[1, 2, 4, 8])
     parser.add_argument("--tp", type=int, nargs="+", default=[8, 16])
     parser.add_argument("--check", nargs="*", default=["8:1", "8:4", "8:8", "16:1", "16:8"], help="tp:rows[:member:distribution]")
-    parser.add_argument("--slots", type=int, nargs="+", default=[13], help="slots of the ring; the first is the design")
+    parser.add_argument("--configs", default='[{"slots": 13, "window": 3, "pdl": false}]', type=json.loads,
+                        help="JSON list; the first is checked, and timed at every row count")  # fmt: skip
     parser.add_argument("--blocks", type=int, default=132)
     parser.add_argument("--cubins", help="directory of machine code to use")
     parser.add_argument("--compile", help="only fill this directory with machine code (no GPU needed)")
@@ -245,10 +247,11 @@ def main():
                 json.dump(figures, file, indent=1)
 
     plain = Context(options.blocks, constants=options.extra, cubins=options.cubins)
+    free = Context(options.blocks, constants=options.extra, cubins=options.cubins, cooperative=False)
     for case in options.check:
         tp, rows, *distribution = case.split(":")
         began = time.time()
-        ratios, faults = check(op, workload_of(op, int(tp), int(rows)), plain, {"slots": options.slots[0]},
+        ratios, faults = check(op, workload_of(op, int(tp), int(rows)), plain, options.configs[0],
                                ":".join(distribution) or "typical")  # fmt: skip
         figures["checks"][case] = {"median error over the plain path's": ratios, "faults": faults}
         print(f"check {case}: {'FAIL ' + '; '.join(faults) if faults else 'pass'} {ratios} ({time.time() - began:.1f} s)", flush=True)
@@ -258,14 +261,19 @@ def main():
         for of in (op, Sliced(op)) if options.sliced and tp == 8 else (op,):
             name = f"tp{tp} {rows} rows{'' if of is op else ' sliced'}"
             floor = of.cost(workload).bytes / READ_CEILING * 1e6
-            for slots in options.slots if rows in options.rows[:1] else options.slots[:1]:
-                median, least, calls = timed(of, workload, plain, {"slots": slots})
-                figures["times"][f"{name} {slots} slots"] = {"median_us": median, "least_us": least, "floor_us": floor}
-                print(f"{name}, {slots} slots: {median:.2f} us (least {least:.2f}), floor {floor:.2f}, {median / floor:.2f} x, "
+            for config in options.configs if rows in options.rows[:1] else options.configs[:1]:
+                context = plain if config.get("cooperative", True) else free
+                try:
+                    median, least, calls = timed(of, workload, context, config)
+                except RuntimeError as error:
+                    print(f"{name}, {config}: {error}", flush=True)
+                    continue
+                figures["times"][f"{name} {config}"] = {"median_us": median, "least_us": least, "floor_us": floor}
+                print(f"{name}, {config}: {median:.2f} us (least {least:.2f}), floor {floor:.2f}, {median / floor:.2f} x, "
                       f"{of.cost(workload).bytes / median / 1e6:.2f} TB/s", flush=True)  # fmt: skip
                 del calls
             if rows <= 8:
-                figures["stages"][name] = found = stages(of, workload, {"slots": options.slots[0]}, options)
+                figures["stages"][name] = found = stages(of, workload, options.configs[0], options)
                 print("   " + ", ".join(f"{n} {s}" for n, s in zip(STAGES, found["steps"], strict=True)), flush=True)
                 print(f"   latest stamps {found['latest']}", flush=True)
             keep()

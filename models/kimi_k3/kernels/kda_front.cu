@@ -1,12 +1,13 @@
 // The attention half of a KDA layer with a mixture of experts behind it, one launch: kda_front.py says what it computes.
 //
-// 132 blocks (one a multiprocessor) stay for the whole launch. One thread of each streams the block's weights, all three
+// One block a multiprocessor stays for the whole launch. One thread of each streams the block's weights, all three
 // matrices in a row, through a ring of SLOTS x 16 KiB; 16 warps compute:
 //
 //     first mix | in-projection | KDA step | output projection | second mix | front
 //
-// with a grid barrier at each bar behind which other blocks' results are read. One row is mixed by every block for itself,
-// which saves two of the five.
+// with a grid barrier at each bar, behind which other blocks' results are read. One block mixes one row. A single row is
+// mixed a second time by every block for itself, which saves the last barrier. Three warps add up, beside all this, what
+// the output projection's result will be added to.
 #include "cuda/block.cuh"
 #include "cuda/grid_barrier.cuh"
 #include "cuda/kda_step.cuh"
@@ -19,13 +20,14 @@ constexpr int kFront = ROUTER + LATENT + 2 * SHARED;
 constexpr int kRowsAtOnce = 8;
 constexpr int kPhases = 5;
 // Registers move from the producer's group of warps to the consumers, who hold activations in them: of 96 for each of 640
-// threads, 24 and 112. A launch with another number of threads would wait for registers for ever.
+// threads, 32 and 112. A launch with another number of threads would wait for registers for ever.
 constexpr int kThreads = kConsumers + 128;
+constexpr int kHelpers = 96;
 
 using InProjection = SplitProduct<kProjected, kHidden, 1, BLOCKS>;
 using OutProjection = SplitProduct<kHidden, kChannels, 2, BLOCKS>;
 using Front = SplitProduct<kFront, kHidden, 1, BLOCKS>;
-using Ring = WeightRing<SLOTS, kUnitBytes>;
+using Ring = WeightRing<SLOTS, kUnitBytes, WINDOW>;
 
 constexpr int kScratchFloats = 4096;
 constexpr int kShared = SLOTS * kUnitBytes + 4 * kScratchFloats + Ring::kBarrierBytes + 16;
@@ -44,6 +46,27 @@ __device__ __forceinline__ long long stamp() {
 
 __device__ __forceinline__ float situ(float gate, float up) {
     return SITU_BETA * tanhf(gate / SITU_BETA) * sigmoid(gate) * SITU_LINEAR_BETA * tanhf(up / SITU_LINEAR_BETA);
+}
+
+// The other ranks' shares in rank order and the residual, two columns a thread, by `count` threads from `first` on.
+__device__ __forceinline__ void add_others(
+    const __nv_bfloat16* peers, int peer_count, int peer_stride, int peer_row_stride, const __nv_bfloat16* residual,
+    int residual_stride, int rows, float* others, int first, int count) {
+    for (int i = first; i < rows * kHidden / 2; i += count) {
+        const int row = i / (kHidden / 2), column = i % (kHidden / 2) * 2;
+        const __nv_bfloat16* from = peers + static_cast<size_t>(row) * peer_row_stride + column;
+        float2 sum = {0, 0};
+#pragma unroll 4
+        for (int peer = 0; peer < peer_count; ++peer) {
+            const uint32_t pair = __ldg(reinterpret_cast<const uint32_t*>(from + static_cast<size_t>(peer) * peer_stride));
+            sum.x += __uint_as_float(pair << 16), sum.y += __uint_as_float(pair & 0xffff0000u);
+        }
+        if (residual) {
+            const uint32_t pair = __ldg(reinterpret_cast<const uint32_t*>(residual + static_cast<size_t>(row) * residual_stride + column));
+            sum.x += __uint_as_float(pair << 16), sum.y += __uint_as_float(pair & 0xffff0000u);
+        }
+        *reinterpret_cast<float2*>(others + row * kHidden + column) = sum;
+    }
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1) kda_front(
@@ -71,23 +94,32 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kda_front(
     float* scratch = reinterpret_cast<float*>(memory + SLOTS * kUnitBytes);
     uint32_t* shared_epoch = reinterpret_cast<uint32_t*>(scratch + kScratchFloats);
     Ring ring(memory, shared_epoch + 4);
-    if (threadIdx.x == 0) ring.init(kWarps);
+    const int thread = threadIdx.x, block = blockIdx.x;
+    if (thread == 0) ring.init(kWarps);
     __syncthreads();
-    if (threadIdx.x >= kConsumers) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
-        if (threadIdx.x == kConsumers) {
+    asm volatile("griddepcontrol.launch_dependents;");
+    if (thread >= kConsumers) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
+        if (thread == kConsumers) {
             InProjection::produce(ring, in_proj);
             OutProjection::produce(ring, o_proj);
             Front::produce(ring, front);
+        } else if (thread >= kConsumers + 32) {
+            asm volatile("griddepcontrol.wait;" ::: "memory");
+            add_others(peers, peer_count, peer_stride, peer_row_stride, restart ? nullptr : stream, stream_stride, rows,
+                       others, block * kHelpers + thread - kConsumers - 32, BLOCKS * kHelpers);
+            asm volatile("bar.arrive 3, %0;" ::"n"(kConsumers + kHelpers) : "memory");
         }
         return;
     }
     asm volatile("setmaxnreg.inc.sync.aligned.u32 112;");
+    asm volatile("griddepcontrol.wait;" ::: "memory");
     STAMP(0);
-    const int thread = threadIdx.x, block = blockIdx.x;
+    FirstMix first;
+    if (block < rows)
+        first.load(stream + static_cast<size_t>(block) * stream_stride, banks + static_cast<size_t>(block) * bank_row_stride,
+                   bank_count, bank_stride, queries, out_norm_1);
     const bool alone = rows == 1;
-    const int row = alone ? 0 : block;  // the one that this block mixes
-    const bool mixes = row < rows, keeps = block == row;
     __nv_bfloat16* near = reinterpret_cast<__nv_bfloat16*>(scratch + 512);  // one row of the batch
     GridBarrier barrier;
     if (thread == 0) {
@@ -104,8 +136,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kda_front(
     };
     // The eight k of a chunk that this lane multiplies, of the batch row whose column of B it holds.
     const int lane_row = InProjection::row_of_lane();
-    const auto read_normed = [&](uint4(&x)[InProjection::kChunks], const __nv_bfloat16* far) {
-        const __nv_bfloat16* from = (alone ? near : far + lane_row * kHidden) + InProjection::k_of(0);
+    const auto read_normed = [&](uint4(&x)[InProjection::kChunks], const __nv_bfloat16* from) {
+        from += lane_row * kHidden + InProjection::k_of(0);
 #pragma unroll
         for (int chunk = 0; chunk < InProjection::kChunks; ++chunk) x[chunk] = make_uint4(0, 0, 0, 0);
         if (lane_row >= rows) return;
@@ -115,50 +147,35 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kda_front(
     };
     const auto nothing = [](int, bool, bool) {};
 
-    // First mix; what the output projection's result will be added to.
-    if (mixes)
-        first_mix(stream + static_cast<size_t>(row) * stream_stride, banks + static_cast<size_t>(row) * bank_row_stride,
-                  bank_count, bank_stride, queries, out_norm_1, alone ? near : normed + row * kHidden, keeps,
-                  BankSum{bank_sums + row * kHidden, bank_scalars + row * 2}, scratch);
-    for (int i = thread * BLOCKS + block; i < rows * kHidden / 8; i += kConsumers * BLOCKS) {
-        const int at = i / (kHidden / 8), column = i % (kHidden / 8) * 8;
-        float sum[8] = {}, value[8];
-        for (int peer = 0; peer < peer_count; ++peer) {
-            const __nv_bfloat16* from = peers + static_cast<size_t>(peer) * peer_stride + static_cast<size_t>(at) * peer_row_stride;
-            unpack(__ldg(reinterpret_cast<const uint4*>(from + column)), value);
-#pragma unroll
-            for (int j = 0; j < 8; ++j) sum[j] += value[j];
-        }
-        if (!restart) {
-            unpack(__ldg(reinterpret_cast<const uint4*>(stream + static_cast<size_t>(at) * stream_stride + column)), value);
-#pragma unroll
-            for (int j = 0; j < 8; ++j) sum[j] += value[j];
-        }
-        store_eight(others + at * kHidden + column, sum);
-    }
-    if (alone) sync_consumers();
-    else arrive(), wait();
+    // First mix.
+    const BankSum kept{bank_sums + (alone ? 0 : block) * kHidden, bank_scalars + (alone ? 0 : block) * 2};
+    if (block < rows) first.write(queries, out_norm_1, normed + block * kHidden, scratch);
+    arrive();
+    if (block < rows) first.keep(kept, scratch);
     STAMP(1);
+    wait();
+    STAMP(2);
 
     // In-projection.
     {
         uint4 x[InProjection::kChunks];
         read_normed(x, normed);
-        sync_consumers();  // `near` lies in the scratch of the product
         InProjection::consume(ring, x, scratch, nothing, [&](int column, int at, InProjection::Column parts, bool starts, bool) {
             if (at < rows) projected[((starts ? 0 : kRowsAtOnce) + at) * kProjected + column] = parts.sum();
         });
     }
-    STAMP(2);
+    STAMP(3);
 
     // KDA step.
     const KdaTensors tensors{f_b, conv_weight, rate, dt_bias, o_norm, slots, slots_stride, conv_state, recurrent_state,
                              conv_page_stride, state_page_stride, gated, squares};
     const bool steps = block < rows * HEADS * SPLIT;
     KdaStep<SPLIT> kda(tensors, steps ? block : 0);
+    if (steps) kda.load_window();
+    arrive();
     if (steps) kda.load();
-    arrive(), wait();
-    STAMP(3);
+    wait();
+    STAMP(4);
     if (steps) {
         const float* mine = projected + block / (HEADS * SPLIT) * kProjected;
         kda.step([&](int column) {
@@ -167,10 +184,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kda_front(
             return value;
         }, scratch);
     }
-    arrive();
-    STAMP(4);
-    wait();
+    asm volatile("bar.sync 3, %0;" ::"n"(kConsumers + kHelpers) : "memory");
     STAMP(5);
+    arrive(), wait();
+    STAMP(6);
 
     // Output projection.
     {
@@ -203,51 +220,41 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kda_front(
             if (at < rows) own[((starts ? 0 : kRowsAtOnce) + at) * kHidden + column] = parts.sum();
         });
     }
-    STAMP(6);
+    STAMP(7);
 
     // Second mix.
-    float bank_values[2][8] = {}, added[2][8] = {};
-    const bool mixing = mixes && thread < kMixers;
-    if (mixing)
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            load_eight(bank_sums + row * kHidden + column_of(half), bank_values[half]);
-            load_eight(others + row * kHidden + column_of(half), added[half]);
-        }
-    arrive(), wait();
-    STAMP(7);
-    if (mixes) {
-        if (mixing)
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                const int column = column_of(half);
-                float mine[8], rest[8] = {};
-                load_eight(own + row * kHidden + column, mine);
+    const bool mixes = alone || block < rows;
+    const int row = alone ? 0 : block;
+    SecondMix second;
+    arrive();
+    if (mixes) second.load(kept, others + row * kHidden, queries + kHidden, out_norm_2);
+    wait();
+    STAMP(8);
+    if (mixes)
+        second.write(
+            [&](int column, float(&share)[8]) {
+                float rest[8] = {};
+                load_eight(own + row * kHidden + column, share);
                 if (OutProjection::halved(column)) load_eight(own + (kRowsAtOnce + row) * kHidden + column, rest);
 #pragma unroll
-                for (int i = 0; i < 8; ++i) {
-                    mine[i] += rest[i];
-                    added[half][i] += mine[i];
-                }
-                if (keeps) {
-                    *reinterpret_cast<uint4*>(partial + row * kHidden + column) = pack(mine);
-                    *reinterpret_cast<uint4*>(stream_out + row * kHidden + column) = pack(added[half]);
-                }
-            }
-        second_mix(added, bank_values, __ldcg(bank_scalars + row * 2), __ldcg(bank_scalars + row * 2 + 1),
-                   queries + kHidden, out_norm_2, alone ? near : normed + (kRowsAtOnce + row) * kHidden, scratch);
+                for (int i = 0; i < 8; ++i) share[i] += rest[i];
+            },
+            block == row, partial + row * kHidden, stream_out + row * kHidden,
+            alone ? near : normed + (kRowsAtOnce + row) * kHidden, scratch);
+    if (alone) {
+        sync_consumers();
+        if (thread == 0) barrier.skip(1);
+    } else {
+        arrive(), wait();
     }
-    if (alone) sync_consumers();
-    else arrive(), wait();
-    if (alone && thread == 0) barrier.skip(2);
-    STAMP(8);
+    STAMP(9);
 
     // Front. A tile that two blocks share is finished by the one that has its beginning, the last thing it does; the
     // other one met it first.
     {
         uint4 x[Front::kChunks];
-        read_normed(x, normed + kRowsAtOnce * kHidden);
-        sync_consumers();
+        read_normed(x, alone ? near : normed + kRowsAtOnce * kHidden);
+        sync_consumers();  // `near` lies in the scratch of the product
         const uint32_t epoch = *shared_epoch;
         uint32_t* flags = reinterpret_cast<uint32_t*>(cells + 16);
         float rest[2] = {0, 0};
@@ -285,5 +292,5 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kda_front(
                 }
             });
     }
-    STAMP(9);
+    STAMP(10);
 }

@@ -29,7 +29,7 @@ SITU_LINEAR_BETA = 25.0
 SOURCE = "kernels/kda_front.cu"
 ROWS_AT_ONCE = 8
 WARPS = 16
-# Registers move between groups of four warps: one of the four streams the weights.
+# Registers move between groups of four warps: of this one, one warp streams the weights, three add up peers' shares.
 PRODUCERS = 4
 UNIT_BYTES = 16384
 SCRATCH_BYTES = 16384
@@ -97,7 +97,7 @@ def launch(ctx, buffers, axes, config):
     slots = config["slots"]
     shared_bytes = slots * (UNIT_BYTES + 16) + SCRATCH_BYTES + 16
     constants = {
-        "BLOCKS": blocks, "SLOTS": slots, "SHARED_BYTES": shared_bytes, "HEADS": heads,
+        "BLOCKS": blocks, "SLOTS": slots, "WINDOW": config["window"], "SHARED_BYTES": shared_bytes, "HEADS": heads,
         "ROUTER": buffers.logits.shape[1], "LATENT": buffers.latent.shape[1], "SHARED": buffers.shared.shape[1],
         "NORM_EPS": NORM_EPS, "L2_EPS": L2_EPS, "OUTPUT_EPS": OUTPUT_EPS, "GATE_LOWER_BOUND": GATE_LOWER_BOUND,
         "SITU_BETA": SITU_BETA, "SITU_LINEAR_BETA": SITU_LINEAR_BETA,
@@ -109,7 +109,7 @@ def launch(ctx, buffers, axes, config):
         here = slice(first, min(first + ROWS_AT_ONCE, rows))
         count = here.stop - first
         kernel = ctx.cuda(
-            SOURCE, "kda_front", threads=32 * (WARPS + PRODUCERS), cooperative=True,
+            SOURCE, "kda_front", threads=32 * (WARPS + PRODUCERS), cooperative=True, pdl=config["pdl"],
             constants=constants | {"SPLIT": split(count * heads, blocks)},
         )  # fmt: skip
         kernel[(blocks,)](

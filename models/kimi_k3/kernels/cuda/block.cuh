@@ -69,3 +69,7 @@ __device__ __forceinline__ void store_eight(float* target, const float (&values)
     reinterpret_cast<float4*>(target)[0] = make_float4(values[0], values[1], values[2], values[3]);
     reinterpret_cast<float4*>(target)[1] = make_float4(values[4], values[5], values[6], values[7]);
 }
+
+__device__ __forceinline__ void prefetch(const void* line) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(line));
+}

@@ -3,8 +3,9 @@
 //     S' = S diag(a);  delta = beta (v - S' k);  o = S' q + delta (q . k);  S = S' + delta k^T
 //
 // A block holds 128 / PARTS value rows of the head, a warp one row at a time, a lane four of its keys: a value row's
-// arithmetic does not depend on PARTS. What does not depend on the projection is loaded before the grid barrier in front
-// of this stage: load() and step() are called on either side of it. The output's norm needs the whole head, so step()
+// arithmetic does not depend on PARTS. What does not depend on the projection is loaded ahead of the grid barrier in
+// front of this stage: load_window() before the block arrives there, for another block of the same head shifts the window
+// behind it; load() before it waits; step() behind it. The output's norm needs the whole head, so step()
 // leaves o * weight * sigmoid(gate) and sums of squares of 16 value rows each; whoever reads them divides.
 #pragma once
 #include "cuda/block.cuh"
@@ -37,8 +38,15 @@ public:
     __device__ KdaStep(const KdaTensors& tensors, int item)
         : t_(tensors), row_(item / (HEADS * PARTS)), head_(item / PARTS % HEADS), slice_(item % PARTS) {}
 
-    __device__ void load() {
+    __device__ void load_window() {
         slot_ = __ldg(t_.slots + static_cast<size_t>(row_) * t_.slots_stride);
+        if (slot_ <= 0 || threadIdx.x >= 3 * kHeadDim) return;
+        const __nv_bfloat16* window = page() + conv_channel();
+#pragma unroll
+        for (int tap = 0; tap < 3; ++tap) window_[tap] = window[tap * 3 * kChannels];
+    }
+
+    __device__ void load() {
         if (slot_ <= 0) return;
         const float4* state = reinterpret_cast<const float4*>(head_state());
 #pragma unroll
@@ -46,14 +54,9 @@ public:
         const uint4* f_b = reinterpret_cast<const uint4*>(t_.f_b + (head_ * kHeadDim + (threadIdx.x >> 2)) * kGateRank);
 #pragma unroll
         for (int i = 0; i < 4; ++i) f_b_[i] = __ldg(f_b + (threadIdx.x & 3) * 4 + i);
-        dt_bias_ = __ldg(t_.dt_bias + head_ * kHeadDim + (threadIdx.x >> 2));
-        rate_ = __ldg(t_.rate + head_);
-        if (threadIdx.x < 3 * kHeadDim) {
-            const __nv_bfloat16* window = page() + conv_channel();
-#pragma unroll
-            for (int tap = 0; tap < 3; ++tap) window_[tap] = window[tap * 3 * kChannels];
-            taps_ = __ldg(reinterpret_cast<const float4*>(t_.conv_weight) + conv_channel());
-        }
+        prefetch(t_.dt_bias + head_ * kHeadDim + (threadIdx.x & 127));
+        prefetch(t_.rate + head_);
+        if (threadIdx.x < 3 * kHeadDim) taps_ = __ldg(reinterpret_cast<const float4*>(t_.conv_weight) + conv_channel());
     }
 
     // `projected(column)`: the projection of this row. `scratch`: 1024 floats.
@@ -72,6 +75,7 @@ public:
         float* f_a = gate + kHeadDim;      // [4][36]: the quarters fall into different banks
         float* o = f_a + 4 * 36;           // [8][16]
         const int thread = threadIdx.x, lane = thread & 31, warp = thread >> 5;
+        const float dt_bias = __ldg(t_.dt_bias + head_ * kHeadDim + (thread >> 2)), rate = __ldg(t_.rate + head_);
         const float beta = sigmoid(projected(4 * kChannels + kGateRank + head_));
         if (thread < 3 * kHeadDim) {
             const float newest = projected(conv_channel());
@@ -101,7 +105,7 @@ public:
         gamma += __shfl_xor_sync(~0u, gamma, 1);
         gamma += __shfl_xor_sync(~0u, gamma, 2);
         gamma = __bfloat162float(__float2bfloat16(gamma));
-        if ((thread & 3) == 0) decay[thread >> 2] = expf(GATE_LOWER_BOUND * sigmoid(rate_ * (gamma + dt_bias_)));
+        if ((thread & 3) == 0) decay[thread >> 2] = expf(GATE_LOWER_BOUND * sigmoid(rate * (gamma + dt_bias)));
         sync_consumers();
         const float4 q4 = reinterpret_cast<const float4*>(q)[lane], k4 = reinterpret_cast<const float4*>(k)[lane];
         const float4 a4 = reinterpret_cast<const float4*>(decay)[lane];
@@ -151,6 +155,5 @@ private:
     int row_, head_, slice_, slot_ = 0;
     float4 state_[kRows], taps_;
     uint4 f_b_[4];
-    float dt_bias_, rate_;
     __nv_bfloat16 window_[3];
 };

@@ -3,6 +3,9 @@
 // Weights depend on nothing that is computed, so the producer never waits for a stage: it fills free slots in a fixed
 // order through all stages of the block, also while the block waits at a grid barrier. Every consumer warp reads its
 // part of each slot and releases it.
+//
+// At most AHEAD copies are on their way at a time. A few keep the memory busy; with all slots on their way, whatever
+// else the block asks memory for (a barrier's counter, activations) queues behind them for microseconds.
 #pragma once
 #include <stdint.h>
 
@@ -25,10 +28,10 @@ __device__ __forceinline__ void wait_parity(uint32_t barrier, uint32_t parity) {
         ::"r"(barrier), "r"(parity) : "memory");
 }
 
-template <int COUNT, int BYTES>
+template <int COUNT, int BYTES, int AHEAD>
 class WeightRing {
 public:
-    static constexpr int kSlots = COUNT;
+    static_assert(AHEAD < COUNT, "the window is part of the ring");
     static constexpr int kBarrierBytes = 16 * COUNT;
 
     // `slots`: COUNT * BYTES bytes, 128-byte aligned; `barriers`: kBarrierBytes.
@@ -49,6 +52,12 @@ public:
     // once a step, so they leave the L2 first.
     __device__ void push(const void* source) {
         wait_parity(empty_ + 8 * slot_, phase_ ^ 1);
+        if (pushed_ >= AHEAD) {
+            const bool wraps = slot_ < AHEAD;
+            wait_parity(full_ + 8 * (wraps ? slot_ + COUNT - AHEAD : slot_ - AHEAD), wraps ? phase_ ^ 1 : phase_);
+        } else {
+            ++pushed_;
+        }
         const uint32_t barrier = full_ + 8 * slot_;
         uint64_t policy;
         asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
@@ -81,7 +90,7 @@ private:
         }
     }
 
-    uint32_t slots_, full_, empty_, slot_ = 0, phase_ = 0;
+    uint32_t slots_, full_, empty_, slot_ = 0, phase_ = 0, pushed_ = 0;
 };
 
 __device__ __forceinline__ uint4 load_shared(uint32_t address) {
