@@ -208,7 +208,7 @@ def compiled(op, options):
         for tp in options.tp:
             for rows in sorted({*options.rows, *(int(c.split(":")[1]) for c in options.check)}):
                 workload = workload_of(op, tp, rows)
-                configs = options.configs if rows in options.rows[:1] and not extra else options.configs[:1]
+                configs = options.configs if rows in options.rows[:1] and not extra else options.configs[: options.staged]
                 for of, config in itertools.product(shapes[: 2 if tp == 8 else 1], configs):
                     # Meta tensors have shapes and strides, which is all that a launch looks at.
                     laid = {spec.name: torch.empty_strided(spec.shape, spec.strides, dtype=torch_dtype(spec.dtype), device="meta")
@@ -224,8 +224,9 @@ def main():
     parser.add_argument("--rows", type=int, nargs="*", default=[1, 2, 4, 8])
     parser.add_argument("--tp", type=int, nargs="+", default=[8, 16])
     parser.add_argument("--check", nargs="*", default=["8:1", "8:4", "8:8", "16:1", "16:8"], help="tp:rows[:member:distribution]")
-    parser.add_argument("--configs", default='[{"slots": 13, "window": 3, "pdl": false}]', type=json.loads,
+    parser.add_argument("--configs", default='[{"slots": 13, "window": 2, "quiet": true, "pdl": false}]', type=json.loads,
                         help="JSON list; the first is checked, and timed at every row count")  # fmt: skip
+    parser.add_argument("--staged", type=int, default=1, help="how many of them are timed by stages")
     parser.add_argument("--blocks", type=int, default=132)
     parser.add_argument("--cubins", help="directory of machine code to use")
     parser.add_argument("--compile", help="only fill this directory with machine code (no GPU needed)")
@@ -272,9 +273,9 @@ def main():
                 print(f"{name}, {config}: {median:.2f} us (least {least:.2f}), floor {floor:.2f}, {median / floor:.2f} x, "
                       f"{of.cost(workload).bytes / median / 1e6:.2f} TB/s", flush=True)  # fmt: skip
                 del calls
-            if rows <= 8:
-                figures["stages"][name] = found = stages(of, workload, options.configs[0], options)
-                print("   " + ", ".join(f"{n} {s}" for n, s in zip(STAGES, found["steps"], strict=True)), flush=True)
+            for config in options.configs[: options.staged] if rows <= 8 else ():
+                figures["stages"][f"{name} {config}"] = found = stages(of, workload, config, options)
+                print(f"{name}, {config}: " + ", ".join(f"{n} {s}" for n, s in zip(STAGES, found["steps"], strict=True)))
                 print(f"   latest stamps {found['latest']}", flush=True)
             keep()
 

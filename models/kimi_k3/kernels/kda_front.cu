@@ -5,8 +5,8 @@
 //
 //     first mix | in-projection | KDA step | output projection | second mix | front
 //
-// with a grid barrier at each bar, behind which other blocks' results are read. One block mixes one row. A single row is
-// mixed a second time by every block for itself, which saves the last barrier. Three warps add up, beside all this, what
+// with a grid barrier at each bar, behind which other blocks' results are read. A row is mixed by seven blocks first, by one
+// the second time; a single row by every block for itself then, which saves the last barrier. Three warps add up, beside all this, what
 // the output projection's result will be added to.
 #include "cuda/block.cuh"
 #include "cuda/grid_barrier.cuh"
@@ -19,6 +19,8 @@ constexpr int kProjected = (4 * kChannels + kGateRank + HEADS + 15) / 16 * 16;
 constexpr int kFront = ROUTER + LATENT + 2 * SHARED;
 constexpr int kRowsAtOnce = 8;
 constexpr int kPhases = 5;
+// Places in `cells`, behind the barrier's: flags of the blocks, 32 bits each; mail of the rows' first mixes.
+constexpr int kFlags = 16, kMail = 16 + 80;
 // Registers move from the producer's group of warps to the consumers, who hold activations in them: of 96 for each of 640
 // threads, 32 and 112. A launch with another number of threads would wait for registers for ever.
 constexpr int kThreads = kConsumers + 128;
@@ -85,7 +87,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kda_front(
     __nv_bfloat16* partial, __nv_bfloat16* stream_out, float* logits, __nv_bfloat16* latent, __nv_bfloat16* shared,
     // scratch
     __nv_bfloat16* normed, float* projected, float* gated, float* squares, float* own, float* others, float* bank_sums,
-    float* bank_scalars, float* tails, long long* cells
+    float* bank_scalars, float* mix_squares, float* tails, long long* cells
 #ifdef STAMPS
     , long long* stamps
 #endif
@@ -95,15 +97,16 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kda_front(
     uint32_t* shared_epoch = reinterpret_cast<uint32_t*>(scratch + kScratchFloats);
     Ring ring(memory, shared_epoch + 4);
     const int thread = threadIdx.x, block = blockIdx.x;
-    if (thread == 0) ring.init(kWarps);
+    volatile uint32_t* quiet = shared_epoch + 1;
+    if (thread == 0) ring.init(kWarps), *quiet = 0;
     __syncthreads();
     asm volatile("griddepcontrol.launch_dependents;");
     if (thread >= kConsumers) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
         if (thread == kConsumers) {
-            InProjection::produce(ring, in_proj);
-            OutProjection::produce(ring, o_proj);
-            Front::produce(ring, front);
+            InProjection::produce(ring, in_proj, quiet);
+            OutProjection::produce(ring, o_proj, quiet);
+            Front::produce(ring, front, quiet);
         } else if (thread >= kConsumers + 32) {
             asm volatile("griddepcontrol.wait;" ::: "memory");
             add_others(peers, peer_count, peer_stride, peer_row_stride, restart ? nullptr : stream, stream_stride, rows,
@@ -115,10 +118,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kda_front(
     asm volatile("setmaxnreg.inc.sync.aligned.u32 112;");
     asm volatile("griddepcontrol.wait;" ::: "memory");
     STAMP(0);
-    FirstMix first;
-    if (block < rows)
-        first.load(stream + static_cast<size_t>(block) * stream_stride, banks + static_cast<size_t>(block) * bank_row_stride,
-                   bank_count, bank_stride, queries, out_norm_1);
+    FirstMix first(block);
+    const bool mixes_first = first.row < rows;
+    if (mixes_first)
+        first.load(stream + static_cast<size_t>(first.row) * stream_stride,
+                   banks + static_cast<size_t>(first.row) * bank_row_stride, bank_count, bank_stride, queries, out_norm_1);
     const bool alone = rows == 1;
     __nv_bfloat16* near = reinterpret_cast<__nv_bfloat16*>(scratch + 512);  // one row of the batch
     GridBarrier barrier;
@@ -128,10 +132,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kda_front(
     }
     const auto arrive = [&] {
         sync_consumers();
-        if (thread == 0) barrier.arrive();
+        if (thread == 0) *quiet = QUIET, barrier.arrive();
     };
     const auto wait = [&] {
-        if (thread == 0) barrier.wait();
+        if (thread == 0) barrier.wait(), *quiet = 0;
         sync_consumers();
     };
     // The eight k of a chunk that this lane multiplies, of the batch row whose column of B it holds.
@@ -148,12 +152,14 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kda_front(
     const auto nothing = [](int, bool, bool) {};
 
     // First mix.
-    const BankSum kept{bank_sums + (alone ? 0 : block) * kHidden, bank_scalars + (alone ? 0 : block) * 2};
-    if (block < rows) first.write(queries, out_norm_1, normed + block * kHidden, scratch);
-    arrive();
-    if (block < rows) first.keep(kept, scratch);
+    if (mixes_first) {
+        sync_consumers();  // the epoch is there
+        unsigned long long* words = reinterpret_cast<unsigned long long*>(cells);
+        first.write(words + kMail + first.row * FirstMix::kMail, words + 1, *shared_epoch, normed + first.row * kHidden, mix_squares + first.row * FirstMix::kBlocks,
+                    BankSum{bank_sums + first.row * kHidden, bank_scalars + first.row * 2}, scratch);
+    }
     STAMP(1);
-    wait();
+    arrive(), wait();
     STAMP(2);
 
     // In-projection.
@@ -177,11 +183,13 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kda_front(
     wait();
     STAMP(4);
     if (steps) {
-        const float* mine = projected + block / (HEADS * SPLIT) * kProjected;
+        const int at = block / (HEADS * SPLIT);
+        const float* mine = projected + at * kProjected;
+        const float scale = FirstMix::scale(mix_squares + at * FirstMix::kBlocks);
         kda.step([&](int column) {
             float value = __ldcg(mine + column);
             if (InProjection::halved(column)) value += __ldcg(mine + kRowsAtOnce * kProjected + column);
-            return value;
+            return value * scale;
         }, scratch);
     }
     asm volatile("bar.sync 3, %0;" ::"n"(kConsumers + kHelpers) : "memory");
@@ -225,6 +233,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kda_front(
     // Second mix.
     const bool mixes = alone || block < rows;
     const int row = alone ? 0 : block;
+    const BankSum kept{bank_sums + row * kHidden, bank_scalars + row * 2};
     SecondMix second;
     arrive();
     if (mixes) second.load(kept, others + row * kHidden, queries + kHidden, out_norm_2);
@@ -256,7 +265,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kda_front(
         read_normed(x, alone ? near : normed + kRowsAtOnce * kHidden);
         sync_consumers();  // `near` lies in the scratch of the product
         const uint32_t epoch = *shared_epoch;
-        uint32_t* flags = reinterpret_cast<uint32_t*>(cells + 16);
+        uint32_t* flags = reinterpret_cast<uint32_t*>(cells + kFlags);
         float rest[2] = {0, 0};
         Front::consume(
             ring, x, scratch,
@@ -267,6 +276,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kda_front(
                     uint32_t seen = 0;
                     for (unsigned spin = 0; seen != epoch && spin < (1u << 18); ++spin)
                         asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(flags + block + 1) : "memory");
+                    if (seen != epoch) cells[1] = 1;
                 }
                 sync_first_128();
                 rest[0] = __ldcg(tails + (block + 1) * 128 + thread);

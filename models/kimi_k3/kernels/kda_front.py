@@ -51,13 +51,14 @@ def scratch(axes, config):
         "others": ((rows, HIDDEN), torch.float32),
         "bank_sums": ((rows, HIDDEN), torch.float32),
         "bank_scalars": ((rows, 2), torch.float32),
+        "mix_squares": ((rows, 7), torch.float32),
         "tails": ((MAX_BLOCKS, 128), torch.float32),
     }
 
 
 def persistent(axes, config):
-    """Arrivals at the grid barrier, the health word, and from FIRST_FLAG on 32-bit flags of the blocks."""
-    return {"cells": ((FIRST_FLAG + MAX_BLOCKS // 2,), torch.int64, 0, "epoch")}
+    """Arrivals at the grid barrier, the health word, 32-bit flags of the blocks, and mail among blocks of a row."""
+    return {"cells": ((FIRST_FLAG + MAX_BLOCKS // 2 + ROWS_AT_ONCE * 7 * 32,), torch.int64, 0, "epoch")}
 
 
 def prepare(ctx, static, axes, config):
@@ -97,7 +98,7 @@ def launch(ctx, buffers, axes, config):
     slots = config["slots"]
     shared_bytes = slots * (UNIT_BYTES + 16) + SCRATCH_BYTES + 16
     constants = {
-        "BLOCKS": blocks, "SLOTS": slots, "WINDOW": config["window"], "SHARED_BYTES": shared_bytes, "HEADS": heads,
+        "BLOCKS": blocks, "SLOTS": slots, "WINDOW": config["window"], "QUIET": config["quiet"], "SHARED_BYTES": shared_bytes, "HEADS": heads,
         "ROUTER": buffers.logits.shape[1], "LATENT": buffers.latent.shape[1], "SHARED": buffers.shared.shape[1],
         "NORM_EPS": NORM_EPS, "L2_EPS": L2_EPS, "OUTPUT_EPS": OUTPUT_EPS, "GATE_LOWER_BOUND": GATE_LOWER_BOUND,
         "SITU_BETA": SITU_BETA, "SITU_LINEAR_BETA": SITU_LINEAR_BETA,
@@ -123,7 +124,7 @@ def launch(ctx, buffers, axes, config):
             buffers.partial[here], buffers.o_proj_residual_stream[here], buffers.logits[here], buffers.latent[here],
             buffers.shared[here],
             buffers.normed, buffers.projected, buffers.gated, buffers.squares, buffers.own, buffers.others,
-            buffers.bank_sums, buffers.bank_scalars, buffers.tails, buffers.cells,
+            buffers.bank_sums, buffers.bank_scalars, buffers.mix_squares, buffers.tails, buffers.cells,
             shared_bytes=shared_bytes,
         )  # fmt: skip
 

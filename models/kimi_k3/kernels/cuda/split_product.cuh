@@ -42,10 +42,10 @@ struct SplitProduct {
     __device__ static int row_of_lane() { return (threadIdx.x & 31) >> 2; }
 
     template <class Ring>
-    __device__ static void produce(Ring& ring, const void* weight) {
+    __device__ static void produce(Ring& ring, const void* weight, const volatile uint32_t* quiet) {
         const char* source = static_cast<const char*>(weight);
         for (int unit = begin(blockIdx.x), end = begin(blockIdx.x + 1); unit < end; ++unit)
-            ring.push(source + static_cast<size_t>(unit) * kUnitBytes);
+            ring.push(source + static_cast<size_t>(unit) * kUnitBytes, *quiet);
     }
 
     // Calls finish(row of W, batch row, this block's sum, starts, ends) by 128 * TM threads for each tile:
@@ -62,15 +62,26 @@ struct SplitProduct {
             const int tile = unit / kChunks, first = unit - tile * kChunks, last = min(kChunks, first + end - unit);
             prepare(tile, first == 0, last == kChunks);
             float even[4] = {0, 0, 0, 0}, odd[4] = {0, 0, 0, 0};
+            // Two units at a time where there are two: their loads wait together.
 #pragma unroll
-            for (int chunk = 0; chunk < kChunks; ++chunk)
-                if (first <= chunk && chunk < last) {
-                    const uint32_t slot = ring.front() + own;
+            for (int chunk = 0; chunk < kChunks; chunk += 2) {
+                const bool here = first <= chunk && chunk < last;
+                const bool next = chunk + 1 < kChunks && first <= chunk + 1 && chunk + 1 < last;
+                if (here && next) {
+                    const uint32_t slot = ring.front() + own, after = ring.second() + own;
                     const uint4 one = load_shared(slot), two = load_shared(slot + 512);
+                    const uint4 three = load_shared(after), four = load_shared(after + 512);
                     mma_bf16(even, one, x[chunk].x, x[chunk].y);
                     mma_bf16(odd, two, x[chunk].z, x[chunk].w);
+                    mma_bf16(even, three, x[(chunk + 1) % kChunks].x, x[(chunk + 1) % kChunks].y);
+                    mma_bf16(odd, four, x[(chunk + 1) % kChunks].z, x[(chunk + 1) % kChunks].w);
                     ring.pop();
+                    ring.pop();
+                } else {
+                    if (here) multiply(ring, own, x[chunk], even, odd);
+                    if (next) multiply(ring, own, x[(chunk + 1) % kChunks], even, odd);
                 }
+            }
             float* parts = scratch + turn * 2048;
             float2* mine = reinterpret_cast<float2*>(parts + warp * 128) + lane;
             mine[0] = make_float2(even[0] + odd[0], even[1] + odd[1]);    // W row lane / 4, batch rows 2 (lane % 4) + 0, 1
@@ -85,6 +96,16 @@ struct SplitProduct {
             turn ^= 1;
             unit += last - first;
         }
+    }
+
+    template <class Ring>
+    __device__ __forceinline__ static void multiply(
+        Ring& ring, uint32_t own, const uint4& x, float (&even)[4], float (&odd)[4]) {
+        const uint32_t slot = ring.front() + own;
+        const uint4 one = load_shared(slot), two = load_shared(slot + 512);
+        mma_bf16(even, one, x.x, x.y);
+        mma_bf16(odd, two, x.z, x.w);
+        ring.pop();
     }
 
     // The sum over the warps of one group, in order, for the cell (row of W within the group, batch row).

@@ -50,14 +50,14 @@ public:
 
     // Producer: copies BYTES bytes from global memory into the next slot as soon as that is free. Weights are read
     // once a step, so they leave the L2 first.
-    __device__ void push(const void* source) {
+    __device__ void push(const void* source, bool quiet) {
         wait_parity(empty_ + 8 * slot_, phase_ ^ 1);
-        if (pushed_ >= AHEAD) {
-            const bool wraps = slot_ < AHEAD;
-            wait_parity(full_ + 8 * (wraps ? slot_ + COUNT - AHEAD : slot_ - AHEAD), wraps ? phase_ ^ 1 : phase_);
-        } else {
-            ++pushed_;
+        const uint32_t ahead = quiet ? 1 : AHEAD;
+        if (pushed_ >= ahead) {
+            const bool wraps = slot_ < ahead;
+            wait_parity(full_ + 8 * (wraps ? slot_ + COUNT - ahead : slot_ - ahead), wraps ? phase_ ^ 1 : phase_);
         }
+        if (pushed_ < AHEAD) ++pushed_;
         const uint32_t barrier = full_ + 8 * slot_;
         uint64_t policy;
         asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
@@ -72,6 +72,14 @@ public:
     __device__ uint32_t front() const {
         wait_parity(full_ + 8 * slot_, phase_);
         return slots_ + slot_ * BYTES;
+    }
+
+    // Consumer: the same of the slot behind it.
+    __device__ uint32_t second() const {
+        const bool wraps = slot_ + 1 == COUNT;
+        const uint32_t slot = wraps ? 0 : slot_ + 1;
+        wait_parity(full_ + 8 * slot, wraps ? phase_ ^ 1 : phase_);
+        return slots_ + slot * BYTES;
     }
 
     // Consumer warp: this warp has read its part of the slot.
