@@ -103,7 +103,7 @@ def sources():
 def compile_source(file, constants, target):
     """Machine code of `file` for `target`. Raises RuntimeError with the compiler's words."""
     texts = sources()
-    headers = STANDARD_HEADERS | {name.removeprefix("kernels/"): text for name, text in texts.items()}
+    headers = STANDARD_HEADERS | {name.removeprefix("kernels/cuda/"): text for name, text in texts.items()}
     options = [f"-arch={target}", "-std=c++17", *(f"-I{folder}" for folder in _toolkit_headers())]
     options += [f"-D{name}={_macro(value)}" for name, value in sorted(constants.items())]
     names, bodies = [name.encode() for name in headers], [text.encode() for text in headers.values()]

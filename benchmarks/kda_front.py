@@ -224,7 +224,7 @@ def main():
     parser.add_argument("--rows", type=int, nargs="*", default=[1, 2, 4, 8])
     parser.add_argument("--tp", type=int, nargs="+", default=[8, 16])
     parser.add_argument("--check", nargs="*", default=["8:1", "8:4", "8:8", "16:1", "16:8"], help="tp:rows[:member:distribution]")
-    parser.add_argument("--configs", default='[{"slots": 13, "window": 2, "quiet": true, "pdl": false}]', type=json.loads,
+    parser.add_argument("--configs", default=[kernel.DEFAULT], type=json.loads,
                         help="JSON list; the first is checked, and timed at every row count")  # fmt: skip
     parser.add_argument("--staged", type=int, default=1, help="how many of them are timed by stages")
     parser.add_argument("--blocks", type=int, default=132)

@@ -11,7 +11,7 @@ Rounded  to bfloat16: the normed mixes and the attention output, as operands of 
          the stream between the mixes, gate and up stay float32, where the published modules leave bfloat16.
 
 Eight rows at once: more are served eight by eight, each launch reading the weights again. The kernel and what it waits
-for: kda_front.cu.
+for: cuda/kda_front.cu.
 """
 
 import torch
@@ -26,7 +26,11 @@ NORM_EPS = 1e-5
 SITU_BETA = 4.0
 SITU_LINEAR_BETA = 25.0
 
-SOURCE = "kernels/kda_front.cu"
+DEFAULT = {"slots": 13, "window": 2, "quiet": False, "pdl": False}
+"""A config: slots of the ring and how many of them may be on their way at a time; whether only one is while the block
+waits at a barrier; whether the launch is programmatic, which lets it stream weights before the kernel in front has ended."""
+
+SOURCE = "kernels/cuda/kda_front.cu"
 ROWS_AT_ONCE = 8
 WARPS = 16
 # Registers move between groups of four warps: of this one, one warp streams the weights, three add up peers' shares.

@@ -2,11 +2,13 @@
 
 import importlib.util
 import multiprocessing
+import shutil
 from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
 from types import SimpleNamespace
 
+import cuda_on_cpu
 import pytest
 import torch
 from fasttrack_validation import contracts
@@ -21,9 +23,9 @@ PART = "attn_res_norm+in_projection+kda_decode+o_proj_residual+attn_res_norm+fro
 ROOT = files("fasttrack_models.kimi_k3")
 ENTRY = "kernels/kda_front.py"
 HARDWARE = {"name": "H200", "capability": 90, "multiprocessors": 132, "max_shared": 232448}
-CONFIG = {"slots": 13, "window": 2, "quiet": True, "pdl": False}
 
 kernel = import_module("fasttrack_models.kimi_k3.kernels.kda_front")
+CONFIG = kernel.DEFAULT
 
 
 def sources():
@@ -162,6 +164,73 @@ def test_it_compiles_without_spills(packs, name, target):
 # What it computes
 
 
+class OnCpu:
+    """Launches on CPU tensors, one multiprocessor for every head at one row, with `edit` applied to a source."""
+
+    def __init__(self, directory, edit=None, backwards=False):
+        self.hardware = SimpleNamespace(multiprocessors=8)
+        self._directory, self._backwards, self._texts = directory, backwards, sources()
+        if edit:
+            file, old, new = edit
+            assert self._texts[file].count(old) == 1
+            self._texts[file] = self._texts[file].replace(old, new)
+
+    def cuda(self, file, function, *, threads, constants, cooperative, pdl):
+        run = cuda_on_cpu.compiled(self._texts, file, constants, threads, self._directory)
+
+        class Launch:
+            def __getitem__(launch, grid):
+                return lambda *arguments, shared_bytes: run(
+                    *arguments, blocks=grid[0], shared_bytes=shared_bytes, backwards=self._backwards
+                )
+
+        return Launch()
+
+
+@pytest.fixture(scope="module")
+def exam(op):
+    """One row at TP 16: place, inputs, oracle, plain path."""
+    at = workload(op, "tp16-b1")
+    inputs = op.make_inputs(at, "typical", torch.seed() % 2**62)
+    return at, inputs, op.oracle(inputs, at), op.plain(inputs, at)
+
+
+def wrong(op, exam, made):
+    at, inputs, oracle, plain = exam
+    rulings = {tensor: ruling(op, inputs, tensor, oracle, plain, got) for tensor, got in made.items()}
+    return {tensor for tensor, found in rulings.items() if found.decision != "pass"}
+
+
+needs_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="a CPU runs CUDA C++ through g++")
+
+
+@pytest.mark.slow
+@needs_compiler
+def test_its_text_agrees_with_the_oracle_on_a_cpu(op, exam, tmp_path):
+    at, inputs, *_ = exam
+    made, buffers = run(op, at, inputs, OnCpu(tmp_path), "cpu")
+    assert wrong(op, exam, made) == set() and int(buffers.cells[1]) == 0
+    assert int(buffers.cells[0]) == 8 * 5, "eight blocks arrive at five phases"
+
+
+@pytest.mark.slow
+@needs_compiler
+@pytest.mark.parametrize(
+    ("edit", "tensors"),
+    [
+        # The part of a tile that the next block adds to the output projection is left out.
+        (
+            ("kernels/cuda/split_product.cuh", "return owner(first) != owner(first + kChunks - 1);", "return false;"),
+            {"recurrent_state", "conv_state", "partial", "o_proj_residual_stream", "logits", "latent", "shared"},
+        ),
+    ],
+)
+def test_a_planted_fault_is_seen_on_a_cpu(op, exam, tmp_path, edit, tensors):
+    at, inputs, *_ = exam
+    made, _ = run(op, at, inputs, OnCpu(tmp_path, edit), "cpu")
+    assert wrong(op, exam, made) == tensors
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["tp8-b1", "tp8-b4", "tp16-b8", "tp16-b16"])
 def test_it_agrees_with_the_oracle_and_with_itself(op, name):
@@ -171,19 +240,20 @@ def test_it_agrees_with_the_oracle_and_with_itself(op, name):
     context = launching_context()
     at = workload(op, name)
     inputs = op.make_inputs(at, "typical", torch.seed() % 2**62)
-    first, buffers = run(op, at, inputs, context)
+    first, buffers = run(op, at, inputs, context, "cuda")
     for state in ("conv_state", "recurrent_state"):
         getattr(buffers, state).copy_(inputs[state])
     kernel.launch(context, buffers, at.axes, CONFIG)
     torch.cuda.synchronize()
     assert int(buffers.cells[1]) == 0, "a block gave up waiting"
     oracle, plain = op.oracle(inputs, at), op.plain(inputs, at)
+    assert wrong(op, (at, inputs, oracle, plain), first) == set()
     for tensor, got in first.items():
-        assert torch.equal(got.view(torch.uint8), getattr(buffers, tensor).cpu().contiguous().view(torch.uint8)), tensor
-        assert ruling(op, inputs, tensor, oracle, plain, got).decision == "pass", tensor
-    changed, _ = run(op, at, inputs | {"peers": inputs["peers"].roll(1, 2)}, context)
-    assert ruling(op, inputs, "o_proj_residual_stream", oracle, plain, changed["o_proj_residual_stream"]).decision == "fail"
-    assert ruling(op, inputs, "partial", oracle, plain, changed["partial"]).decision == "pass"
+        again = getattr(buffers, tensor).cpu().contiguous()
+        assert torch.equal(got.view(torch.uint8), again.view(torch.uint8)), tensor
+    changed, _ = run(op, at, inputs | {"peers": inputs["peers"].roll(1, 2)}, context, "cuda")
+    faults = wrong(op, (at, inputs, oracle, plain), changed)
+    assert "o_proj_residual_stream" in faults and not {"partial", "recurrent_state"} & faults
 
 
 def launching_context():
@@ -194,22 +264,22 @@ def launching_context():
     return module.Context(torch.cuda.get_device_properties(0).multi_processor_count)
 
 
-def run(op, at, inputs, context):
+def run(op, at, inputs, context, device):
+    """Everything that the launch produces, on the CPU, and its buffers."""
     made = {}
     for spec in op.tensors(at):
-        storage = torch.zeros(spec.storage_elements, dtype=torch_dtype(spec.dtype), device="cuda")
+        storage = torch.zeros(spec.storage_elements, dtype=torch_dtype(spec.dtype), device=device)
         made[spec.name] = storage.as_strided(spec.shape, spec.strides)
         made[spec.name].copy_(inputs.get(spec.name, torch.tensor(float("nan"))))
     static = {spec.name: inputs[spec.name] for spec in op.tensors(at) if spec.role is TensorRole.STATIC}
     for name, tensor in kernel.prepare(context, SimpleNamespace(**static), at.axes, CONFIG).items():
-        made[name] = tensor.cuda()
+        made[name] = tensor.to(device)
     for name, (shape, dtype) in kernel.scratch(at.axes, CONFIG).items():
-        made[name] = torch.full(shape, float("nan"), dtype=dtype, device="cuda")
+        made[name] = torch.full(shape, float("nan"), dtype=dtype, device=device)
     for name, (shape, dtype, initial, _) in kernel.persistent(at.axes, CONFIG).items():
-        made[name] = torch.full(shape, initial, dtype=dtype, device="cuda")
+        made[name] = torch.full(shape, initial, dtype=dtype, device=device)
     buffers = SimpleNamespace(**made)
     kernel.launch(context, buffers, at.axes, CONFIG)
-    torch.cuda.synchronize()
     return {name: made[name].cpu().contiguous() for name in op.produced}, buffers
 
 

@@ -8,7 +8,7 @@
 // behind it; load() before it waits; step() behind it. The output's norm needs the whole head, so step()
 // leaves o * weight * sigmoid(gate) and sums of squares of 16 value rows each; whoever reads them divides.
 #pragma once
-#include "cuda/block.cuh"
+#include "block.cuh"
 
 constexpr int kHeadDim = 128;
 constexpr int kGateRank = 128;

@@ -3,7 +3,7 @@
 // The banks do not change between the mixes, so the first one, which has them at hand, also prepares the second: their
 // sum under its softmax numerators, which then waits for the stream alone.
 #pragma once
-#include "cuda/block.cuh"
+#include "block.cuh"
 
 constexpr int kHidden = 7168;
 constexpr int kBanks = 8;

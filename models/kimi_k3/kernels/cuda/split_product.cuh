@@ -6,9 +6,9 @@
 // one block may end in the next one; whoever reads it adds both parts. Which part a unit belongs to depends on sizes
 // alone, so a row of the batch gets the same bits whatever is beside it.
 #pragma once
-#include "cuda/block.cuh"
-#include "cuda/mma.cuh"
-#include "cuda/weight_ring.cuh"
+#include "block.cuh"
+#include "mma.cuh"
+#include "weight_ring.cuh"
 
 constexpr int kUnitBytes = 16384;
 

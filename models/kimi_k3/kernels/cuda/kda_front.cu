@@ -8,12 +8,12 @@
 // with a grid barrier at each bar, behind which other blocks' results are read. A row is mixed by seven blocks first, by one
 // the second time; a single row by every block for itself then, which saves the last barrier. Three warps add up, beside all this, what
 // the output projection's result will be added to.
-#include "cuda/block.cuh"
-#include "cuda/grid_barrier.cuh"
-#include "cuda/kda_step.cuh"
-#include "cuda/row_mix.cuh"
-#include "cuda/split_product.cuh"
-#include "cuda/weight_ring.cuh"
+#include "block.cuh"
+#include "grid_barrier.cuh"
+#include "kda_step.cuh"
+#include "row_mix.cuh"
+#include "split_product.cuh"
+#include "weight_ring.cuh"
 
 constexpr int kProjected = (4 * kChannels + kGateRank + HEADS + 15) / 16 * 16;
 constexpr int kFront = ROUTER + LATENT + 2 * SHARED;
