@@ -13,7 +13,6 @@ from types import SimpleNamespace
 
 import torch
 from cuda.bindings import driver, nvrtc
-
 from fasttrack_validation.judge.device_code.standard_headers import STANDARD_HEADERS
 
 _CTYPES = {bool: ctypes.c_bool, int: ctypes.c_int, float: ctypes.c_float}
@@ -22,9 +21,11 @@ _CTYPES = {bool: ctypes.c_bool, int: ctypes.c_int, float: ctypes.c_float}
 class Context:
     """`constants`: macros beside the kernel's own; `more`: arguments behind the kernel's own."""
 
-    def __init__(self, blocks, *, constants=None, more=(), cubins=None, target="sm_90a", only_compile=False, cooperative=True):
+    def __init__(
+        self, blocks, *, constants=None, more=(), cubins=None, target="sm_90a", only_compile=False, cooperative=True
+    ):
         self.hardware = SimpleNamespace(multiprocessors=blocks)
-        self._constants, self._more, self._cubins = constants or {}, tuple(more), cubins and Path(cubins)
+        self._constants, self._more, self._cubins = (constants or {}, tuple(more), cubins and Path(cubins))
         self._target, self._only_compile, self._functions = target, only_compile, {}
         self._cooperative = cooperative
 
@@ -69,7 +70,7 @@ class Context:
         config = driver.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = blocks, 1, 1
         config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
-        config.sharedMemBytes, config.hStream = shared_bytes, torch.cuda.current_stream().cuda_stream
+        config.sharedMemBytes, config.hStream = (shared_bytes, torch.cuda.current_stream().cuda_stream)
         attributes, known = [], driver.CUlaunchAttributeID
         if cooperative:
             attributes.append(driver.CUlaunchAttribute())
@@ -106,7 +107,7 @@ def compile_source(file, constants, target):
     headers = STANDARD_HEADERS | {name.removeprefix("kernels/cuda/"): text for name, text in texts.items()}
     options = [f"-arch={target}", "-std=c++17", *(f"-I{folder}" for folder in _toolkit_headers())]
     options += [f"-D{name}={_macro(value)}" for name, value in sorted(constants.items())]
-    names, bodies = [name.encode() for name in headers], [text.encode() for text in headers.values()]
+    names, bodies = ([name.encode() for name in headers], [text.encode() for text in headers.values()])
     program = checked(nvrtc.nvrtcCreateProgram(texts[file].encode(), file.encode(), len(names), bodies, names))
     status = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])[0]
     if status.value:

@@ -18,7 +18,6 @@ from types import SimpleNamespace
 
 import torch
 from cuda_context import Context
-
 from fasttrack_validation import contracts
 from fasttrack_validation.contracts.base import TensorRole
 from fasttrack_validation.numerics.calibrate import decide, measure
@@ -28,7 +27,18 @@ PART = "attn_res_norm+in_projection+kda_decode+o_proj_residual+attn_res_norm+fro
 READ_CEILING = 4.25e12
 COPIES = 3
 REPLAYS = 30
-STAGES = ("first mix", "barrier", "in_projection", "barrier", "kda step", "barrier", "o_proj", "barrier", "second mix", "front")
+STAGES = (
+    "first mix",
+    "barrier",
+    "in_projection",
+    "barrier",
+    "kda step",
+    "barrier",
+    "o_proj",
+    "barrier",
+    "second mix",
+    "front",
+)
 
 kernel = import_module("fasttrack_models.kimi_k3.kernels.kda_front")
 
@@ -97,7 +107,7 @@ class Bound:
     def copy(self):
         """The same in memory of its own."""
         other = object.__new__(Bound)
-        other.axes, other.context, other.config, other.laid = self.axes, self.context, self.config, {}
+        other.axes, other.context, other.config, other.laid = (self.axes, self.context, self.config, {})
         other.buffers = SimpleNamespace()
         for name, tensor in vars(self.buffers).items():
             fresh = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
@@ -208,13 +218,17 @@ def compiled(op, options):
         for tp in options.tp:
             for rows in sorted({*options.rows, *(int(c.split(":")[1]) for c in options.check)}):
                 workload = workload_of(op, tp, rows)
-                configs = options.configs if rows in options.rows[:1] and not extra else options.configs[: options.staged]
+                configs = (
+                    options.configs if rows in options.rows[:1] and not extra else options.configs[: options.staged]
+                )
                 for of, config in itertools.product(shapes[: 2 if tp == 8 else 1], configs):
                     # Meta tensors have shapes and strides, which is all that a launch looks at.
                     laid = {spec.name: torch.empty_strided(spec.shape, spec.strides, dtype=torch_dtype(spec.dtype), device="meta")
                             for spec in of.tensors(workload)}  # fmt: skip
                     names = ("queries", "rate", "in_proj_units", "o_proj_units", "front_units", "cells")
-                    made = {name: torch.empty(1, device="meta") for name in (*names, *kernel.scratch(workload.axes, {}))}
+                    made = {
+                        name: torch.empty(1, device="meta") for name in (*names, *kernel.scratch(workload.axes, {}))
+                    }
                     kernel.launch(context, SimpleNamespace(**laid, **made), workload.axes, config)
 
 
@@ -223,7 +237,9 @@ def main():
     parser.add_argument("--out", help="write all figures as JSON")
     parser.add_argument("--rows", type=int, nargs="*", default=[1, 2, 4, 8])
     parser.add_argument("--tp", type=int, nargs="+", default=[8, 16])
-    parser.add_argument("--check", nargs="*", default=["8:1", "8:4", "8:8", "16:1", "16:8"], help="tp:rows[:member:distribution]")
+    parser.add_argument(
+        "--check", nargs="*", default=["8:1", "8:4", "8:8", "16:1", "16:8"], help="tp:rows[:member:distribution]"
+    )
     parser.add_argument("--configs", default=[kernel.DEFAULT], type=json.loads,
                         help="JSON list; the first is checked, and timed at every row count")  # fmt: skip
     parser.add_argument("--staged", type=int, default=1, help="how many of them are timed by stages")
@@ -255,7 +271,10 @@ def main():
         ratios, faults = check(op, workload_of(op, int(tp), int(rows)), plain, options.configs[0],
                                ":".join(distribution) or "typical")  # fmt: skip
         figures["checks"][case] = {"median error over the plain path's": ratios, "faults": faults}
-        print(f"check {case}: {'FAIL ' + '; '.join(faults) if faults else 'pass'} {ratios} ({time.time() - began:.1f} s)", flush=True)
+        print(
+            f"check {case}: {'FAIL ' + '; '.join(faults) if faults else 'pass'} {ratios} ({time.time() - began:.1f} s)",
+            flush=True,
+        )
         keep()
     for tp, rows in itertools.product(options.tp, options.rows):
         workload = workload_of(op, tp, rows)
@@ -275,7 +294,9 @@ def main():
                 del calls
             for config in options.configs[: options.staged] if rows <= 8 else ():
                 figures["stages"][f"{name} {config}"] = found = stages(of, workload, config, options)
-                print(f"{name}, {config}: " + ", ".join(f"{n} {s}" for n, s in zip(STAGES, found["steps"], strict=True)))
+                print(
+                    f"{name}, {config}: " + ", ".join(f"{n} {s}" for n, s in zip(STAGES, found["steps"], strict=True))
+                )
                 print(f"   latest stamps {found['latest']}", flush=True)
             keep()
 

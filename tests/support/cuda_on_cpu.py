@@ -88,8 +88,10 @@ def compiled(
     source = source.replace(
         "extern __shared__ __align__(1024) unsigned char memory[];", "unsigned char* memory = cur->block->smem;"
     )
-    found = re.search(r'extern "C" __global__ void __launch_bounds__\([^)]*\) (\w+)\((.*?)\) \{', source, re.S)
-    declared = re.sub(r"//.*|#ifdef STAMPS.*?#endif", "", re.sub(r"#ifdef STAMPS.*?#endif", "", found[2], flags=re.S))
+    found = re.search(r'extern "C" __global__ void __launch_bounds__\([^)]*\) (\w+)\((.*?)\) \{', source, re.DOTALL)
+    declared = re.sub(
+        r"//.*|#ifdef STAMPS.*?#endif", "", re.sub(r"#ifdef STAMPS.*?#endif", "", found[2], flags=re.DOTALL)
+    )
     parameters = [" ".join(parameter.split()) for parameter in declared.split(",")]
     names = [parameter.split()[-1].lstrip("*") for parameter in parameters]
     source = source.replace(found[0], f"static void {found[1]}({', '.join(parameters)}) {{")
@@ -99,7 +101,9 @@ def compiled(
     )  # fmt: skip
     path, library = directory / "kernel.cpp", directory / "kernel.so"
     path.write_text(f'#include "{_SHIM}"\n{_without_ptx(source)}{driver}')
-    macros = [f"-D{name}={f'{value!r}f' if isinstance(value, float) else int(value)}" for name, value in constants.items()]
+    macros = [
+        f"-D{name}={f'{value!r}f' if isinstance(value, float) else int(value)}" for name, value in constants.items()
+    ]
     command = ["g++", "-O2", "-std=c++17", "-fno-strict-aliasing", "-w", "-shared", "-fPIC", f"-DTHREADS={threads}"]
     subprocess.run([*command, *macros, str(path), "-o", str(library)], check=True, capture_output=True, text=True)
     function = ctypes.CDLL(str(library)).run

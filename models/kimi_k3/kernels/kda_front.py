@@ -1,14 +1,14 @@
 """A KDA layer from its first AttnRes mix to what enters the mixture of experts: six ops in one cooperative launch.
 
-Covers attn_res_norm, in_projection, kda_decode, o_proj_residual, attn_res_norm, front, and names buffers as the contract
-of that part of the op graph does.
+Covers attn_res_norm, in_projection, kda_decode, o_proj_residual, attn_res_norm, front, and names buffers as the
+contract of that part of the op graph does.
 
 Read     attn_res_norm_1_stream, blocks, peers, slots; the weights, of which `prepare` repacks the three large ones; and
          of each live row its pages of conv_state and recurrent_state.
 Written  partial, o_proj_residual_stream, logits, latent, shared; the two pages of each live row. Nothing else.
 Rounded  to bfloat16: the normed mixes and the attention output, as operands of the products; the gate projection
-         f_b f_a, because the published layer rounds it; what enters conv_state; the outputs but `logits`. The projection,
-         the stream between the mixes, gate and up stay float32, where the published modules leave bfloat16.
+         f_b f_a, because the published layer rounds it; what enters conv_state; the outputs but `logits`. The
+         projection, the stream between the mixes, gate and up stay float32, where the published modules leave bfloat16.
 
 Eight rows at once: more are served eight by eight, each launch reading the weights again. The kernel and what it waits
 for: cuda/kda_front.cu.
@@ -28,12 +28,12 @@ SITU_LINEAR_BETA = 25.0
 
 DEFAULT = {"slots": 13, "window": 2, "quiet": False, "pdl": False}
 """A config: slots of the ring and how many of them may be on their way at a time; whether only one is while the block
-waits at a barrier; whether the launch is programmatic, which lets it stream weights before the kernel in front has ended."""
+waits at a barrier; whether the launch is programmatic, and streams weights before the kernel in front has ended."""
 
 SOURCE = "kernels/cuda/kda_front.cu"
 ROWS_AT_ONCE = 8
 WARPS = 16
-# Registers move between groups of four warps: of this one, one warp streams the weights, three add up peers' shares.
+# Registers move between groups of four warps. Of this one, a warp streams the weights, three add up peers' shares.
 PRODUCERS = 4
 UNIT_BYTES = 16384
 SCRATCH_BYTES = 16384

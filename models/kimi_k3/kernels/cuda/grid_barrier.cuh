@@ -13,7 +13,8 @@ public:
         cells_ = cells;
         blocks_ = blocks;
         const unsigned long long each = static_cast<unsigned long long>(blocks) * phases;
-        // No block passes the first barrier before this one has arrived: fewer than `blocks` arrivals are of this launch.
+        // No block passes the first barrier before this one has arrived: of this launch there are fewer arrivals than
+        // blocks.
         launch_ = load() / each;
         target_ = launch_ * each;
     }

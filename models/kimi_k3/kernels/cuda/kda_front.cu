@@ -1,13 +1,13 @@
-// The attention half of a KDA layer with a mixture of experts behind it, one launch: kda_front.py says what it computes.
+// A KDA layer from its first mix to what enters the mixture of experts, in one launch: kda_front.py says what that is.
 //
 // One block a multiprocessor stays for the whole launch. One thread of each streams the block's weights, all three
 // matrices in a row, through a ring of SLOTS x 16 KiB; 16 warps compute:
 //
 //     first mix | in-projection | KDA step | output projection | second mix | front
 //
-// with a grid barrier at each bar, behind which other blocks' results are read. A row is mixed by seven blocks first, by one
-// the second time; a single row by every block for itself then, which saves the last barrier. Three warps add up, beside all this, what
-// the output projection's result will be added to.
+// with a grid barrier at each bar, behind which other blocks' results are read. A row is mixed by seven blocks first, by
+// one the second time; a single row by every block for itself then, which saves the last barrier. Three warps add up,
+// beside all this, what the output projection's result will be added to.
 #include "block.cuh"
 #include "grid_barrier.cuh"
 #include "kda_step.cuh"
@@ -21,8 +21,8 @@ constexpr int kRowsAtOnce = 8;
 constexpr int kPhases = 5;
 // Places in `cells`, behind the barrier's: flags of the blocks, 32 bits each; mail of the rows' first mixes.
 constexpr int kFlags = 16, kMail = 16 + 80;
-// Registers move from the producer's group of warps to the consumers, who hold activations in them: of 96 for each of 640
-// threads, 32 and 112. A launch with another number of threads would wait for registers for ever.
+// Registers move from the producer's group of warps to the consumers, who hold activations in them: of 96 for each of
+// 640 threads, 32 and 112. A launch with another number of threads would wait for registers for ever.
 constexpr int kThreads = kConsumers + 128;
 constexpr int kHelpers = 96;
 
@@ -60,11 +60,13 @@ __device__ __forceinline__ void add_others(
         float2 sum = {0, 0};
 #pragma unroll 4
         for (int peer = 0; peer < peer_count; ++peer) {
-            const uint32_t pair = __ldg(reinterpret_cast<const uint32_t*>(from + static_cast<size_t>(peer) * peer_stride));
+            const __nv_bfloat16* at = from + static_cast<size_t>(peer) * peer_stride;
+            const uint32_t pair = __ldg(reinterpret_cast<const uint32_t*>(at));
             sum.x += __uint_as_float(pair << 16), sum.y += __uint_as_float(pair & 0xffff0000u);
         }
         if (residual) {
-            const uint32_t pair = __ldg(reinterpret_cast<const uint32_t*>(residual + static_cast<size_t>(row) * residual_stride + column));
+            const __nv_bfloat16* at = residual + static_cast<size_t>(row) * residual_stride + column;
+            const uint32_t pair = __ldg(reinterpret_cast<const uint32_t*>(at));
             sum.x += __uint_as_float(pair << 16), sum.y += __uint_as_float(pair & 0xffff0000u);
         }
         *reinterpret_cast<float2*>(others + row * kHidden + column) = sum;
@@ -122,7 +124,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kda_front(
     const bool mixes_first = first.row < rows;
     if (mixes_first)
         first.load(stream + static_cast<size_t>(first.row) * stream_stride,
-                   banks + static_cast<size_t>(first.row) * bank_row_stride, bank_count, bank_stride, queries, out_norm_1);
+                   banks + static_cast<size_t>(first.row) * bank_row_stride, bank_count, bank_stride, queries,
+                   out_norm_1);
     const bool alone = rows == 1;
     __nv_bfloat16* near = reinterpret_cast<__nv_bfloat16*>(scratch + 512);  // one row of the batch
     GridBarrier barrier;
@@ -155,7 +158,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kda_front(
     if (mixes_first) {
         sync_consumers();  // the epoch is there
         unsigned long long* words = reinterpret_cast<unsigned long long*>(cells);
-        first.write(words + kMail + first.row * FirstMix::kMail, words + 1, *shared_epoch, normed + first.row * kHidden, mix_squares + first.row * FirstMix::kBlocks,
+        first.write(words + kMail + first.row * FirstMix::kMail, words + 1, *shared_epoch,
+                    normed + first.row * kHidden, mix_squares + first.row * FirstMix::kBlocks,
                     BankSum{bank_sums + first.row * kHidden, bank_scalars + first.row * 2}, scratch);
     }
     STAMP(1);
@@ -166,9 +170,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kda_front(
     {
         uint4 x[InProjection::kChunks];
         read_normed(x, normed);
-        InProjection::consume(ring, x, scratch, nothing, [&](int column, int at, InProjection::Column parts, bool starts, bool) {
+        const auto keep = [&](int column, int at, InProjection::Column parts, bool starts, bool) {
             if (at < rows) projected[((starts ? 0 : kRowsAtOnce) + at) * kProjected + column] = parts.sum();
-        });
+        };
+        InProjection::consume(ring, x, scratch, nothing, keep);
     }
     STAMP(3);
 
@@ -224,9 +229,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kda_front(
             }
         }
         sync_consumers();
-        OutProjection::consume(ring, x, scratch, nothing, [&](int column, int at, OutProjection::Column parts, bool starts, bool) {
+        const auto keep = [&](int column, int at, OutProjection::Column parts, bool starts, bool) {
             if (at < rows) own[((starts ? 0 : kRowsAtOnce) + at) * kHidden + column] = parts.sum();
-        });
+        };
+        OutProjection::consume(ring, x, scratch, nothing, keep);
     }
     STAMP(7);
 
@@ -275,7 +281,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kda_front(
                 if (thread == 0) {
                     uint32_t seen = 0;
                     for (unsigned spin = 0; seen != epoch && spin < (1u << 18); ++spin)
-                        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(flags + block + 1) : "memory");
+                        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];"
+                                     : "=r"(seen) : "l"(flags + block + 1) : "memory");
                     if (seen != epoch) cells[1] = 1;
                 }
                 sync_first_128();

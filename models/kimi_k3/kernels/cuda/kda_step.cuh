@@ -4,8 +4,8 @@
 //
 // A block holds 128 / PARTS value rows of the head, a warp one row at a time, a lane four of its keys: a value row's
 // arithmetic does not depend on PARTS. What does not depend on the projection is loaded ahead of the grid barrier in
-// front of this stage: load_window() before the block arrives there, for another block of the same head shifts the window
-// behind it; load() before it waits; step() behind it. The output's norm needs the whole head, so step()
+// front of this stage: load_window() before the block arrives there, for another block of the same head shifts the
+// window behind it; load() before it waits; step() behind it. The output's norm needs the whole head, so step()
 // leaves o * weight * sigmoid(gate) and sums of squares of 16 value rows each; whoever reads them divides.
 #pragma once
 #include "block.cuh"
@@ -137,7 +137,9 @@ public:
     }
 
 private:
-    __device__ static float dot(const float4& a, const float4& b) { return a.x * b.x + a.y * b.y + a.z * b.z + a.w * b.w; }
+    __device__ static float dot(const float4& a, const float4& b) {
+        return a.x * b.x + a.y * b.y + a.z * b.z + a.w * b.w;
+    }
     // Sixteen consecutive value rows, one a warp, are one of the head's sums of squares.
     __device__ int value_row(int i) const { return (slice_ * kRows + i) * kWarps + (threadIdx.x >> 5); }
     // q, k and v of a head lie p channels apart; so do they in a row of the projection.

@@ -26,7 +26,7 @@ __device__ __forceinline__ void write_scaled(
     *reinterpret_cast<uint4*>(x) = pack(normed);
 }
 
-// A float that says which launch it belongs to: eight bytes, written and read at once, so that the value is its own flag.
+// A float that says which launch it belongs to: eight bytes, written and read at once, so the value is its own flag.
 __device__ __forceinline__ void send(unsigned long long* cell, float value, uint32_t epoch) {
     const unsigned long long word = static_cast<unsigned long long>(epoch) << 32 | __float_as_uint(value);
     asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(cell), "l"(word) : "memory");
@@ -77,13 +77,14 @@ public:
             source_[s] = holds(s) ? __ldg(reinterpret_cast<const uint32_t*>(
                                         (s == kBanks ? stream : banks + s * bank_stride) + column())) : 0;
 #pragma unroll
-        for (int mix = 0; mix < 2; ++mix) query_[mix] = __ldg(reinterpret_cast<const float2*>(queries + mix * kHidden + column()));
+        for (int mix = 0; mix < 2; ++mix)
+            query_[mix] = __ldg(reinterpret_cast<const float2*>(queries + mix * kHidden + column()));
         weight_ = __ldg(reinterpret_cast<const uint32_t*>(out_norm + column()));
     }
 
     // x [7168] before the division; squares [7]: of the mix, by block. `mail`: the row's cells. `scratch`: 1024 floats.
-    __device__ void write(unsigned long long* mail, unsigned long long* health, uint32_t epoch, __nv_bfloat16* x, float* squares, BankSum kept,
-                          float* scratch) const {
+    __device__ void write(unsigned long long* mail, unsigned long long* health, uint32_t epoch, __nv_bfloat16* x,
+                          float* squares, BankSum kept, float* scratch) const {
         const int thread = threadIdx.x;
         float values[32];
 #pragma unroll
@@ -173,7 +174,8 @@ private:
     int count_;
 };
 
-// The second mix of a row in one block: 448 threads hold 16 columns each. Its last source is the stream. load() takes what is known before the output projection.
+// The second mix of a row in one block: 448 threads hold 16 columns each. Its last source is the stream. load() takes
+// what is known before the output projection.
 class SecondMix {
 public:
     // `others`: what the output projection is added to, [7168].

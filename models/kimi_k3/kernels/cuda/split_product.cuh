@@ -1,8 +1,8 @@
 // A product x W^T over all blocks: W comes through the ring in units of 16 KiB, and every block owns the same number of
 // consecutive units, give or take one, wherever a row of W ends.
 //
-// A unit is TM groups of 16 rows of W by 512 / TM of k, in order of rows, then k. A warp multiplies 32 of k of one group:
-// two MMA steps, whose activations stay in its registers for all rows of W. A tile (TM groups, all of k) that begins in
+// A unit is TM groups of 16 rows of W by 512 / TM of k, in order of rows, then k. A warp multiplies 32 of k of one
+// group: two MMA steps, whose activations stay in its registers for all rows of W. A tile (TM groups, all of k) that begins in
 // one block may end in the next one; whoever reads it adds both parts. Which part a unit belongs to depends on sizes
 // alone, so a row of the batch gets the same bits whatever is beside it.
 #pragma once
@@ -84,8 +84,9 @@ struct SplitProduct {
             }
             float* parts = scratch + turn * 2048;
             float2* mine = reinterpret_cast<float2*>(parts + warp * 128) + lane;
-            mine[0] = make_float2(even[0] + odd[0], even[1] + odd[1]);    // W row lane / 4, batch rows 2 (lane % 4) + 0, 1
-            mine[32] = make_float2(even[2] + odd[2], even[3] + odd[3]);   // W row lane / 4 + 8
+            // W rows lane / 4 and 8 more, batch rows 2 (lane % 4) and the next one.
+            mine[0] = make_float2(even[0] + odd[0], even[1] + odd[1]);
+            mine[32] = make_float2(even[2] + odd[2], even[3] + odd[3]);
             sync_consumers();
             if (threadIdx.x < 128 * TM) {
                 const int group = threadIdx.x >> 7, cell = threadIdx.x & 127;
