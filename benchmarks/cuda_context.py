@@ -62,6 +62,7 @@ class Context:
             return path.read_bytes()
         made = compile_source(file, constants, self._target)
         if path:
+            path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(made)
         return made
 

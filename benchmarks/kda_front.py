@@ -223,8 +223,12 @@ def compiled(op, options):
                 )
                 for of, config in itertools.product(shapes[: 2 if tp == 8 else 1], configs):
                     # Meta tensors have shapes and strides, which is all that a launch looks at.
-                    laid = {spec.name: torch.empty_strided(spec.shape, spec.strides, dtype=torch_dtype(spec.dtype), device="meta")
-                            for spec in of.tensors(workload)}  # fmt: skip
+                    laid = {
+                        spec.name: torch.empty_strided(
+                            spec.shape, spec.strides, dtype=torch_dtype(spec.dtype), device="meta"
+                        )
+                        for spec in of.tensors(workload)
+                    }
                     names = ("queries", "rate", "in_proj_units", "o_proj_units", "front_units", "cells")
                     made = {
                         name: torch.empty(1, device="meta") for name in (*names, *kernel.scratch(workload.axes, {}))
@@ -289,8 +293,11 @@ def main():
                     print(f"{name}, {config}: {error}", flush=True)
                     continue
                 figures["times"][f"{name} {config}"] = {"median_us": median, "least_us": least, "floor_us": floor}
-                print(f"{name}, {config}: {median:.2f} us (least {least:.2f}), floor {floor:.2f}, {median / floor:.2f} x, "
-                      f"{of.cost(workload).bytes / median / 1e6:.2f} TB/s", flush=True)  # fmt: skip
+                rate = of.cost(workload).bytes / median / 1e6
+                print(
+                    f"{name}, {config}: {median:.2f} us (least {least:.2f}), floor {floor:.2f}, "
+                    f"{median / floor:.2f} x, {rate:.2f} TB/s", flush=True
+                )  # fmt: skip
                 del calls
             for config in options.configs[: options.staged] if rows <= 8 else ():
                 figures["stages"][f"{name} {config}"] = found = stages(of, workload, config, options)

@@ -25,7 +25,7 @@ _MEANINGS: dict[str, Callable[[list[str], list[str]], str]] = {
     "cp.async.bulk.shared::cluster.global": lambda o, i: f"emu_bulk({', '.join(i[:4])});",
     "mbarrier.arrive.shared": lambda o, i: f"emu_arrive({i[0]});",
     "createpolicy": lambda o, i: f"{o[0]} = 0;",
-    "ld.shared.v4": lambda o, i: f"uint4 v_ = emu_lds({i[0]}); {o[0]} = v_.x, {o[1]} = v_.y, {o[2]} = v_.z, {o[3]} = v_.w;",
+    "ld.shared.v4": lambda o, i: f"emu_lds({', '.join(o + i)});",
     "bar.sync 1, 512": lambda o, i: "emu_bar(1, 512);",
     "bar.sync 2, 128": lambda o, i: "emu_bar(2, 128);",
     "bar.sync 3": lambda o, i: f"emu_bar(3, {i[0]});",
@@ -41,7 +41,12 @@ _MEANINGS: dict[str, Callable[[list[str], list[str]], str]] = {
 
 _DRIVER = """
 static struct Arguments {{ {fields} }} arguments;
-static void entry() {{ Arguments& a = arguments; {kernel}({passed}); cur->done = true; swapcontext(&cur->ctx, &main_ctx); }}
+static void entry() {{
+    Arguments& a = arguments;
+    {kernel}({passed});
+    cur->done = true;
+    swapcontext(&cur->ctx, &main_ctx);
+}}
 extern "C" int run({parameters}, int block_count, int shared_bytes, int backwards) {{
     arguments = {{ {names} }};
     std::vector<Block> blocks(block_count);

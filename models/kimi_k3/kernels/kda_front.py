@@ -102,7 +102,8 @@ def launch(ctx, buffers, axes, config):
     slots = config["slots"]
     shared_bytes = slots * (UNIT_BYTES + 16) + SCRATCH_BYTES + 16
     constants = {
-        "BLOCKS": blocks, "SLOTS": slots, "WINDOW": config["window"], "QUIET": config["quiet"], "SHARED_BYTES": shared_bytes, "HEADS": heads,
+        "BLOCKS": blocks, "SLOTS": slots, "WINDOW": config["window"], "QUIET": config["quiet"],
+        "SHARED_BYTES": shared_bytes, "HEADS": heads,
         "ROUTER": buffers.logits.shape[1], "LATENT": buffers.latent.shape[1], "SHARED": buffers.shared.shape[1],
         "NORM_EPS": NORM_EPS, "L2_EPS": L2_EPS, "OUTPUT_EPS": OUTPUT_EPS, "GATE_LOWER_BOUND": GATE_LOWER_BOUND,
         "SITU_BETA": SITU_BETA, "SITU_LINEAR_BETA": SITU_LINEAR_BETA,
@@ -124,7 +125,8 @@ def launch(ctx, buffers, axes, config):
             buffers.queries, buffers.attn_res_norm_1_out_norm, buffers.attn_res_norm_2_out_norm,
             buffers.in_proj_units, buffers.o_proj_units, buffers.front_units,
             buffers.f_b, buffers.conv_weight, buffers.rate, buffers.dt_bias, buffers.o_norm,
-            buffers.conv_state, buffers.recurrent_state, buffers.conv_state.stride(0), buffers.recurrent_state.stride(0),
+            buffers.conv_state, buffers.recurrent_state,
+            buffers.conv_state.stride(0), buffers.recurrent_state.stride(0),
             buffers.partial[here], buffers.o_proj_residual_stream[here], buffers.logits[here], buffers.latent[here],
             buffers.shared[here],
             buffers.normed, buffers.projected, buffers.gated, buffers.squares, buffers.own, buffers.others,

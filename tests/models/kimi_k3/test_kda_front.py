@@ -69,7 +69,11 @@ def test_gate_and_up_rows_of_a_channel_lie_eight_apart():
         shared_gate_up=torch.cat([gate, up]).bfloat16(), router=torch.zeros(16, width).bfloat16(),
         latent_down=torch.zeros(16, width).bfloat16(), in_proj=torch.zeros(16, width).bfloat16(),
         o_proj=torch.zeros(32, width).bfloat16(), a_log=torch.tensor([0.0, 1.0]),
-        **{f"attn_res_norm_{i}_{name}": torch.full((width,), 1.5).bfloat16() for i in (1, 2) for name in ("res_norm", "res_proj")},
+        **{
+            f"attn_res_norm_{mix}_{name}": torch.full((width,), 1.5).bfloat16()
+            for mix in (1, 2)
+            for name in ("res_norm", "res_proj")
+        },
     )  # fmt: skip
     made = kernel.prepare(None, static, {}, CONFIG)
     # Tile, warp, step, lane, register (row g, row g + 8 in turn), element

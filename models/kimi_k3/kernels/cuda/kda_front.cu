@@ -5,9 +5,9 @@
 //
 //     first mix | in-projection | KDA step | output projection | second mix | front
 //
-// with a grid barrier at each bar, behind which other blocks' results are read. A row is mixed by seven blocks first, by
-// one the second time; a single row by every block for itself then, which saves the last barrier. Three warps add up,
-// beside all this, what the output projection's result will be added to.
+// with a grid barrier at each bar, behind which other blocks' results are read. A row is mixed by seven blocks first,
+// by one the second time; a single row by every block for itself then, which saves the last barrier. Three warps add
+// up, beside all this, what the output projection's result will be added to.
 #include "block.cuh"
 #include "grid_barrier.cuh"
 #include "kda_step.cuh"

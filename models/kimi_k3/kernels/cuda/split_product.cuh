@@ -2,9 +2,9 @@
 // consecutive units, give or take one, wherever a row of W ends.
 //
 // A unit is TM groups of 16 rows of W by 512 / TM of k, in order of rows, then k. A warp multiplies 32 of k of one
-// group: two MMA steps, whose activations stay in its registers for all rows of W. A tile (TM groups, all of k) that begins in
-// one block may end in the next one; whoever reads it adds both parts. Which part a unit belongs to depends on sizes
-// alone, so a row of the batch gets the same bits whatever is beside it.
+// group: two MMA steps, whose activations stay in its registers for all rows of W. A tile (TM groups, all of k) that
+// begins in one block may end in the next one; whoever reads it adds both parts. Which part a unit belongs to depends
+// on sizes alone, so a row of the batch gets the same bits whatever is beside it.
 #pragma once
 #include "block.cuh"
 #include "mma.cuh"
