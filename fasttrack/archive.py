@@ -40,6 +40,8 @@ class Request(Frozen):
     base: str = Field(description="commit that the run starts from")
     scripted: bool = Field(default=False, description="proposals come from proposals.jsonl in the run directory")
     unsafe_no_sandbox: bool = False
+    device: str = Field(default="auto", description="what runs the plans: auto, cpu or gpu")
+    packed: bool = Field(default=False, description="candidates were recorded before; their packs lie in packs/")
 
 
 class Claim(Frozen):

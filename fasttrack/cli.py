@@ -96,6 +96,7 @@ def propose(
     budget_minutes: Budget = 4.0,
     seed: Seed = None,
     hardware: Hardware = ["auto"],  # noqa: B006 - typer copies it
+    device: Device = "auto",
     branch: Branch = None,
     transcript: Annotated[Path | None, typer.Option(metavar="FILE", help="what agent replay follows")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="go on with a run, by default the last one")] = False,
@@ -117,7 +118,7 @@ def propose(
     else:
         commands.propose(
             model, op, agent=agent, rounds=rounds, budget_minutes=budget_minutes, seed=seed, hardware=hardware,
-            branch=branch, transcript=transcript, dry_run=dry_run, unsafe_no_sandbox=unsafe_no_sandbox, as_json=as_json,
+            device=device, branch=branch, transcript=transcript, dry_run=dry_run, unsafe_no_sandbox=unsafe_no_sandbox, as_json=as_json,
         )  # fmt: skip
 
 
@@ -125,9 +126,16 @@ def propose(
 def submit(
     model: ModelName,
     op: OpName,
-    candidate: CandidateFile,
+    candidate: Annotated[
+        Path | None, typer.Option("--candidate", metavar="FILE", help="a .py file, or a directory with candidate.toml")
+    ] = None,
+    pack: Annotated[
+        list[Path] | None,
+        typer.Option("--pack", metavar="FILE", help="what `fasttrack record` wrote, in place of --candidate; may be repeated"),
+    ] = None,
     config: ConfigText = None,
     hardware: Hardware = ["auto"],  # noqa: B006 - typer copies it
+    device: Device = "auto",
     branch: Branch = None,
     dry_run: DryRun = False,
     unsafe_no_sandbox: Unsafe = False,
@@ -136,11 +144,19 @@ def submit(
     """Put one candidate through the whole lane: judged, confirmed, and on a branch with evidence and a report.
 
     Example: `fasttrack submit kimi_k3 --op kda_decode --candidate my_kernel.py --config '{"num_warps": 4}'`
+
+    A GPU machine whose Triton cannot record takes packs: of the candidate, and with each configuration of the table.
+
+    Example: `fasttrack submit kimi_k3 --op kda_decode --pack one.pack --pack other.pack --hardware h200`
     """
     from . import commands
 
+    if (candidate is None) == (not pack):
+        raise UserError("give a candidate or packs", "either --candidate FILE, or --pack FILE once or more")
+    if pack and config is not None:
+        raise UserError("--config does not go with --pack", "a pack says what it is a record of")
     commands.submit(
-        model, op, candidate, config, hardware=hardware, branch=branch, dry_run=dry_run,
+        model, op, candidate, config, packs=pack or (), hardware=hardware, device=device, branch=branch, dry_run=dry_run,
         unsafe_no_sandbox=unsafe_no_sandbox, as_json=as_json,
     )  # fmt: skip
 

@@ -33,12 +33,14 @@ def propose(model: str, op: str | None, *, as_json: bool, **options: object) -> 
 
 
 def submit(
-    model: str, op: str, path: Path, config: str | None, *, as_json: bool, **options: object
+    model: str, op: str, path: Path | None, config: str | None, *, as_json: bool, **options: object
 ) -> NoReturn:
-    """Runs the lane with one candidate."""
-    options["hardware"] = tuple(options["hardware"])
-    candidate = with_defaults(Candidate.from_path(path, op, parsed_config(config)), model_dir.load(model), op)
-    chosen = lane.Options(model=model, op=op, submitted=candidate, **options)
+    """Runs the lane with one candidate, or with packs of several."""
+    options["hardware"], options["packs"] = tuple(options["hardware"]), tuple(options["packs"])
+    if path is not None:
+        candidate = Candidate.from_path(path, op, parsed_config(config))
+        options["submitted"] = with_defaults(candidate, model_dir.load(model), op)
+    chosen = lane.Options(model=model, op=op, **options)
     _end(lane.propose(chosen, services.default(), Voice(quiet=as_json)), as_json)
 
 

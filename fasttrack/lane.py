@@ -13,7 +13,7 @@ from fasttrack_validation.judge.candidate import Candidate
 from fasttrack_validation.judge.verdict import Status
 from fasttrack_validation.records import Frozen
 
-from . import dispatch, model_dir, picks, rounds, workspace
+from . import dispatch, model_dir, packed, picks, rounds, workspace
 from .agents import choice, floor
 from .agents.protocol import Proposal
 from .agents.scripted import read_transcript, render_transcript
@@ -32,7 +32,7 @@ PASS, FAIL, INCONCLUSIVE, NOTHING = 0, 1, 3, 4
 
 @dataclass(frozen=True)
 class Options:
-    """What a person asks for. `submitted` makes it a lane of one candidate."""
+    """What a person asks for. `submitted` or `packs` make it a lane of these candidates."""
 
     model: str
     op: str
@@ -45,6 +45,9 @@ class Options:
     branch: str | None = None
     transcript: Path | None = None
     submitted: Candidate | None = None
+    packs: tuple[Path, ...] = ()
+    """Pack files that are submitted in place of candidates"""
+    device: str = "auto"
     unsafe_no_sandbox: bool = False
     dry_run: bool = False
 
@@ -55,7 +58,7 @@ class Services:
 
     contract: "Callable[[str], ModelContract]"
     judge: "Callable[..., AbstractContextManager[rounds.Judging]]"
-    """(contract, unsafe_no_sandbox, device="cpu")"""
+    """(contract, unsafe_no_sandbox, device)"""
     packager: Packager
     gate: Gate
     why_no_timing: Callable[[], str]
@@ -81,17 +84,18 @@ class Outcome(Frozen):
 
 def propose(options: Options, services: Services, voice: Voice) -> Outcome:
     """Runs the whole lane for one op. Raises UserError where the tree or the tools are not in order."""
-    if options.submitted is None:
-        agent, why = choice.choose(options.agent, options.transcript)
+    if options.submitted or options.packs:
+        agent, why = "single", f"{len(options.packs)} submitted packs" if options.packs else "one submitted candidate"
     else:
-        agent, why = "single", "one submitted candidate"
+        agent, why = choice.choose(options.agent, options.transcript)
     voice.say(f"agent {agent}: {why}")
     directory = model_dir.load(options.model, options.checkout, need_checkout=True)
     contract = services.contract(directory.manifest.model.contract)
     request = _request(options, directory, contract, services, agent, why)
     scripted = choice.scripted_proposals(
-        directory, options.op, transcript=options.transcript, submitted=options.submitted
-    )
+        directory, options.op, transcript=options.transcript, submitted=options.submitted,
+        packed=packed.candidates(options.packs, options.op),
+    )  # fmt: skip
     # Refuses now, not after the worktree is made.
     choice.proposer(agent, directory, contract.op(options.op), request.hardware, request.seed, scripted)
     workspace.check_branch(directory.checkout, request.branch)
@@ -101,12 +105,13 @@ def propose(options: Options, services: Services, voice: Voice) -> Outcome:
                   f"the run starts from the commit {request.base[:12]}")  # fmt: skip
     runs = runs_directory(directory.checkout)
     if options.dry_run:
-        count = "one candidate" if options.submitted else f"up to {request.rounds} candidates"
+        count = f"up to {request.rounds if scripted is None else len(scripted)} candidates"
         plan = f"would judge {count} for {options.model}/{options.op}, then commit the picks"
         voice.say(f"{plan} to the new branch {request.branch} from {request.base[:12]}; run directory under {runs}")
         return Outcome(exit_code=PASS, message=plan, branch=request.branch)
     text = None if scripted is None else render_transcript(scripted)
     with Archive.create(runs, request, text) as archive:
+        packed.keep(options.packs, archive.directory)
         voice.say(f"run {request.run} in {archive.directory}")
         return _run(archive, directory, services, voice, resumed=False)
 
@@ -156,7 +161,7 @@ def _request(
         budget_minutes=options.budget_minutes, seed=seed, hardware=hardware,
         branch=options.branch or f"fasttrack/{options.model}/{options.op}/{run}",
         base=base, scripted=agent in ("single", "replay"),
-        unsafe_no_sandbox=options.unsafe_no_sandbox,
+        unsafe_no_sandbox=options.unsafe_no_sandbox, device=options.device, packed=bool(options.packs),
     )  # fmt: skip
 
 
@@ -206,7 +211,9 @@ def _work(archive: Archive, tree: workspace.Worktree, services: Services, voice:
     if request.scripted:
         scripted = read_transcript(archive.directory / "proposals.jsonl", request.op)
     proposer = choice.proposer(request.agent, directory, op, request.hardware, request.seed, scripted)
-    with services.judge(contract, request.unsafe_no_sandbox) as judge:
+    with services.judge(contract, request.unsafe_no_sandbox, request.device) as judge:
+        if request.packed:
+            judge = packed.Packed(judge, archive.directory)
         history, stopped = rounds.run(archive, proposer, judge, asked, floors, voice)
         write_file(archive.directory / "transcript.jsonl", render_transcript(e.proposal for e in history).encode())
         voice.say(f"{len(history)} rounds: {stopped}; confirming the picks at every batch bucket")

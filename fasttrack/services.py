@@ -36,11 +36,8 @@ def contract(name: str) -> "ModelContract":
     return contracts.load(name)
 
 
-def judge(contract: "ModelContract", unsafe_no_sandbox: bool, device: str = "cpu"):
-    """The judge of `contract`, to be entered. `device`: auto, cpu or gpu.
-
-    The lane ranks by modelled times until it is given measured ones; the interpreter's meters are what they rest on.
-    """
+def judge(contract: "ModelContract", unsafe_no_sandbox: bool, device: str = "auto"):
+    """The judge of `contract`, to be entered. `device`: auto, cpu or gpu."""
     from fasttrack_validation.judge.judge import Judge
 
     from .storage import kernel_cache
@@ -72,7 +69,7 @@ def why_no_timing() -> str:
 
     if not torch.cuda.is_available():
         return "no CUDA GPU on this machine"
-    return "the run judged with the interpreter; measuring kernel packs on a GPU is a stage of its own"
+    return "it is measured beside each candidate, in the same session"
 
 
 def gate(checkout: Path, base: str, head: str, model: str) -> Gated:

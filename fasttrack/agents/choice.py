@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from fasttrack_validation.errors import UserError
 from fasttrack_validation.judge.candidate import Candidate
+from fasttrack_validation.records import canonical_json
 
 from ..dispatch import Config
 from . import floor
@@ -33,12 +34,20 @@ def choose(agent: str, transcript: Path | None) -> tuple[str, str]:
 
 
 def scripted_proposals(
-    directory: "ModelDirectory", op: str, *, transcript: Path | None, submitted: Candidate | None
-) -> list[Proposal] | None:
-    """The proposals of a scripted agent, under the names that they will have in the tree; None for a search."""
+    directory: "ModelDirectory", op: str, *, transcript: Path | None, submitted: Candidate | None,
+    packed: Sequence[Candidate],
+) -> list[Proposal] | None:  # fmt: skip
+    """The proposals of a scripted agent, under the names that they will have in the tree; None for a search.
+
+    A submitted candidate is tried with the configurations of the dispatch table as well. What was recorded before is
+    taken as it was recorded; raises UserError where it has other names than the tree's, or where the table names a
+    configuration that was not recorded with the first one's sources: it may have to stand in the table again.
+    """
     if transcript is not None:
         found = read_transcript(transcript, op)
         return [Proposal(directory.place(proposal.candidate), proposal.note) for proposal in found]
+    if packed:
+        return _packed(directory, op, packed)
     if submitted is None:
         return None
     space = directory.space(op)
@@ -50,6 +59,19 @@ def scripted_proposals(
         if candidate not in [proposal.candidate for proposal in proposals]:
             proposals.append(Proposal(candidate, "the submitted sources with a configuration of the dispatch table"))
     return proposals
+
+
+def _packed(directory: "ModelDirectory", op: str, packed: Sequence[Candidate]) -> list[Proposal]:
+    first = packed[0]
+    if first != directory.place(first):
+        raise UserError(f"the files of {first.digest()[:12]} have other names than in the tree", "record the kernel file alone")
+    recorded = [one.config for one in packed if (one.files, one.entry) == (first.files, first.entry)]
+    if lacking := [config for config in _configs(directory, op) if config not in recorded]:
+        raise UserError(
+            f"{len(lacking)} configurations of the dispatch table are not recorded with these sources",
+            "record them as well: " + "; ".join(f"--config '{canonical_json(config)}'" for config in lacking),
+        )
+    return [Proposal(one, "submitted") for one in packed]
 
 
 def proposer(

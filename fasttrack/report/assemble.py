@@ -115,7 +115,7 @@ def report_data(bundle: Bundle, statement: evidence.Statement, written: Iterable
             tp=tuple(dict.fromkeys(cell.tp for cell in cells)),
             buckets=tuple(dict.fromkeys(cell.bucket for cell in cells)),
         ),
-        risks=risky_mechanisms(files, [plan] if plan else []) + tuple(_pressed(statement.predicate.verdict.audits)),
+        risks=risky_mechanisms(files, [plan] if plan else []) + tuple(_audited(statement.predicate.verdict.audits)),
         provenance=Provenance(
             agent=request.agent, seed=request.seed, rounds=len(bundle.evaluations), base_commit=request.base,
             author=author, fallback_identity=fallback, source=archive,
@@ -134,13 +134,16 @@ def report_data(bundle: Bundle, statement: evidence.Statement, written: Iterable
     )  # fmt: skip
 
 
-def _pressed(audits: Iterable[KernelAudit]) -> Iterator[Risk]:
-    """Kernels at the edge of the register file."""
+def _audited(audits: Iterable[KernelAudit]) -> Iterator[Risk]:
+    """What the machine code shows: the edge of the register file, sums whose lanes disagree."""
     for audit in audits:
         spilled = audit.spill_store_bytes + audit.spill_load_bytes
         if spilled or audit.registers >= 255:
             what = f"{audit.kernel} for {audit.target}: {audit.registers} registers, {spilled} bytes spilled"
             yield Risk(mechanism="register pressure", where=what, ask="does the next compiler still fit it?")
+        if audit.uneven_sums:
+            what = f"{audit.kernel} for {audit.target}: {audit.uneven_sums} sums"
+            yield Risk(mechanism="sum with another last bit in each lane", where=what, ask="which lane's bits are stored?")
 
 
 def _decisions(bundle: Bundle, source: str, archive: str, rows) -> tuple[Decision, ...]:

@@ -139,7 +139,7 @@ def unsupported(environment: Environment, claims: tuple[Claim, ...], shape: Shap
     )  # fmt: skip
     object_if(
         e.ranks_here != e.tp, Reason.EXCHANGE,
-        f"{e.tp} ranks on GPUs of their own: no kernel here sends to another GPU yet",
+        f"{e.tp} ranks on GPUs of their own: steps do not run the exchange between GPUs yet",
     )  # fmt: skip
     different = e.shape.differences(shape)
     object_if(bool(different), Reason.MODEL, f"another model than the kernels' ({'; '.join(different)})")

@@ -99,6 +99,8 @@ class Executor:
             inside = {tensor: self._tensors.dense(value) for tensor, value in member.inside.items()}
             each.append((member.alias, axes(member.place.op, own | inside, self.rank, self.rows, member.place.axes)))
         at = each[0][1] if len(each) == 1 else fused_axes(each)
+        if any(member.takes_columns for member in call.members):
+            at["rank"] = self.rank.rank
         # Those of the first reader count, as in the contract of a part.
         static = {name: found[name] for member in call.members for name in _statics(member)}
         if hasattr(module, "prepare"):

@@ -13,6 +13,8 @@ from .dispatch import PART
 from .graph import LOGITS, Place, Via
 from .tensors import STATIC
 
+# What a rank reads without waiting for another.
+_LOCAL = (Via.HERE, Via.COLUMNS)
 _STATES = ("conv_state", "recurrent_state", "cache")
 # Tensors that a place may lack.
 _OPTIONAL = {"attn_res_norm": ("blocks",), "o_proj_residual": ("residual",), "dense_down": ("residual",)}
@@ -28,6 +30,11 @@ class Member:
     """Tensor that it reads -> value that another member leaves"""
     outer: Mapping[str, str]
     """Every other tensor that it has here -> name in the part"""
+
+    @property
+    def takes_columns(self) -> bool:
+        """Whether it reads this rank's columns of what another member leaves: then the part has an axis `rank`."""
+        return any(self.place.reads[tensor][0].via is Via.COLUMNS for tensor in self.inside)
 
 
 def members(places: Sequence[Place], part: Sequence[Place]) -> tuple[Member, ...]:
@@ -84,7 +91,7 @@ def fused_axes(each: Sequence[tuple[str, Mapping[str, int]]]) -> dict[str, int]:
 def _inside(part: Sequence[Place], place: Place) -> Iterator[str]:
     written = {value for other in part if other is not place for value in other.writes.values()}
     for tensor, sources in place.reads.items():
-        if len(sources) == 1 and sources[0].via is Via.HERE and sources[0].value in written:
+        if len(sources) == 1 and sources[0].via in _LOCAL and sources[0].value in written:
             yield tensor
 
 
@@ -92,7 +99,7 @@ def _leaving(places: Sequence[Place], part: Sequence[Place], place: Place) -> It
     names = {other.name for other in part}
     read = {
         source.value for other in places for source in other.sources
-        if other.name not in names or source.via is not Via.HERE
+        if other.name not in names or source.via not in _LOCAL
     }  # fmt: skip
     for tensor, value in place.writes.items():
         if value in read or value == LOGITS or tensor in _STATES:

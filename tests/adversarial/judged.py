@@ -43,7 +43,7 @@ class Judges:
 
     def on(self, sample: Sample) -> Verdict:
         """The verdict on `sample`."""
-        candidate = Candidate(op=sample.op, entry="kernel.py", files={"kernel.py": sample.text} | sample.files)
+        candidate = sample.candidate
         return self.judge("far" if sample.far else sample.op).screen(candidate)
 
 
@@ -64,5 +64,5 @@ def skip_compiling(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(stages, "compile_kernels", lambda *_: ())
     patch.setattr(recorded, "_verify_codes", lambda _: None)
-    patch.setattr(stages, "settle_audits", passed)
+    patch.setattr(judging_module, "settle_audits", passed)
     patch.setattr(Ruling, "model_times", lambda self, packs, trials, modelled, audits: None)

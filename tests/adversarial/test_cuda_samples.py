@@ -1,24 +1,14 @@
 """Samples in CUDA C++, and their honest twins: audited wherever there is a compiler, launched where there is a GPU."""
 
 import pytest
-from judging import model_of, replaced
-from samples import SAMPLES, cuda
+from judging import model_of
+from samples import SAMPLES, cuda, packs
 from toy_contract import Toy
 
-from fasttrack_validation.judge.candidate import Candidate
 from fasttrack_validation.judge.judge import Judge
 from fasttrack_validation.judge.replay import sanitizer
 from fasttrack_validation.judge.replay.choose import choose
 from fasttrack_validation.judge.verdict import Outcome, Status
-
-HONEST = {
-    "plain": cuda.KERNEL,
-    "constant table": replaced(replaced(cuda.KERNEL, *cuda.TABLE), *cuda.USES_TABLE),
-}  # fmt: skip
-
-
-def candidate(kernel: str) -> Candidate:
-    return Candidate(op="accumulate", entry="kernel.py", files={"kernel.py": cuda.LAUNCH, "accumulate.cu": kernel})
 
 
 @pytest.fixture(scope="module")
@@ -41,22 +31,22 @@ def gpu_judge(compiler, tmp_path_factory):
         yield made
 
 
-@pytest.mark.parametrize("name", HONEST)
+@pytest.mark.parametrize("name", cuda.HONEST)
 def test_an_honest_kernel_is_compiled_and_holds_no_globals(judge, name):
-    found = judge.screen(candidate(HONEST[name]))
+    found = judge.screen(cuda.candidate(cuda.HONEST[name]))
     assert (found.status, found.reason) == (Status.NOT_RUN, "execution.needs_gpu"), found.message
     assert [audit.writable_globals for audit in found.audits] == [0, 0]
 
 
 def test_globals_are_in_the_audit(judge):
-    found = judge.screen(candidate(SAMPLES["global variable"].files["accumulate.cu"]))
+    found = judge.screen(cuda.candidate(SAMPLES["global variable"].candidate.files))
     assert [audit.target for audit in found.audits if audit.writable_globals] == ["sm_90", "sm_103"]
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", HONEST)
+@pytest.mark.parametrize("name", cuda.HONEST)
 def test_an_honest_kernel_is_accepted_with_all_four_tools(gpu_judge, name):
-    found = gpu_judge.screen(candidate(HONEST[name]))
+    found = gpu_judge.rule(packs.recorded(gpu_judge, cuda.candidate(cuda.HONEST[name])))
     assert found.status is Status.ACCEPTED, (found.reason, found.message)
     check = next(check for check in found.checks if check.check == "C15")
     assert check.outcome is Outcome.PASS, check.message
@@ -66,6 +56,5 @@ def test_an_honest_kernel_is_accepted_with_all_four_tools(gpu_judge, name):
 @pytest.mark.parametrize("name", [name for name, sample in SAMPLES.items() if sample.runs == "gpu"])
 def test_what_only_a_device_shows_is_rejected(gpu_judge, name):
     sample = SAMPLES[name]
-    files = {"kernel.py": sample.text} | sample.files
-    found = gpu_judge.screen(Candidate(op=sample.op, entry="kernel.py", files=files))
+    found = gpu_judge.rule(packs.recorded(gpu_judge, sample.candidate))
     assert (found.status, found.reason) == (Status.REJECTED, sample.reason), found.message

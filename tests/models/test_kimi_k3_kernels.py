@@ -13,6 +13,11 @@ from fasttrack_validation.contracts.kimi_k3.architecture import Architecture
 from fasttrack_validation.contracts.subgraph import SEPARATOR
 
 KERNELS = Path(package.__file__).parent / "kernels"
+# What kernels of whole parts of the op graph consist of.
+PARTS = (
+    "kda_front.py", "kda_front.cu", "block.cuh", "mma.cuh", "weight_ring.cuh", "split_product.cuh", "grid_barrier.cuh",
+    "row_mix.cuh", "kda_step.cuh",
+)  # fmt: skip
 SPACES = sorted(KERNELS.glob("*.space.toml"))
 
 
@@ -41,7 +46,9 @@ def test_every_op_of_the_contract_has_kernels_a_table_and_a_design_space():
 
 def test_every_kernel_file_belongs_to_an_op():
     listed = {name for op in model_dir.load("kimi_k3").manifest.ops.values() for name in op.kernels}
-    assert listed == {f"kernels/{path.name}" for path in KERNELS.glob("*.py") if path.name != "__init__.py"}
+    others = {"__init__.py", *PARTS}
+    files = (path.relative_to(KERNELS) for path in KERNELS.rglob("*.*") if path.suffix in (".py", ".cu", ".cuh"))
+    assert listed == {f"kernels/{path.as_posix()}" for path in files if path.name not in others}
 
 
 def test_constants_of_the_other_kernels_are_those_of_the_published_model():
@@ -54,6 +61,19 @@ def test_constants_of_the_other_kernels_are_those_of_the_published_model():
     assert module_constants(KERNELS / "latent_up.py") == {"LATENT": moe.latent_size, "EPS": of.eps.backbone}
     assert module_constants(KERNELS / "situ.py") == {"BETA": of.situ.beta, "LINEAR_BETA": of.situ.linear_beta}
     assert module_constants(KERNELS / "experts.py").items() >= {"LATENT": moe.latent_size, "TOP": moe.top_k}.items()
+    assert module_constants(KERNELS / "experts_cuda.py") == {
+        "HIDDEN": of.hidden_size,
+        "LATENT": moe.latent_size,
+        "TOP": moe.top_k,
+        "BETA": of.situ.beta,
+        "LINEAR_BETA": of.situ.linear_beta,
+        "ROUTED_SCALING": moe.routed_scaling_factor,
+        "WARPS": 16,
+        "SLICES": 8,
+        "STRUCTURES": ("resident", "spread"),
+        "RESIDENT_ROWS": 16,
+    }
+    assert module_constants(KERNELS / "moe_half.py") == {"EXPERTS": moe.experts}
     assert module_constants(KERNELS / "mla_value.py") == {"LATENT": mla.kv_lora_rank, "HEAD_DIM": mla.v_head_dim}
     assert module_constants(KERNELS / "mla_query.py") == {
         "Q_RANK": mla.q_lora_rank,

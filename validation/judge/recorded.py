@@ -58,6 +58,21 @@ class Recorded(Frozen):
     seconds: dict[str, float]
 
 
+    def only(self, contract: OpContract, names: tuple[str, ...]) -> "Recorded":
+        """The part of the record that ruling on these declared workloads needs; what is checked anywhere stays.
+
+        Raises RecordedError for a workload that the record has no plan for.
+        """
+        if unknown := [name for name in names if name not in self.declared]:
+            raise RecordedError("recorded.workloads", f"the record has no plan for {unknown[0]!r}")
+        kept = {"declared": names, "unseen": {n: s for n, s in self.unseen.items() if n in (*names, *self.checked)}}
+        planned = workloads_of(contract, self.checked, kept["declared"], kept["unseen"], self.far_base).planned
+        packs = {name: pack for name, pack in self.packs.items() if name in planned}
+        needed = {variant_key(variant) for pack in packs.values() for variant in pack.kernels.values()}
+        codes = tuple(code for code in self.codes if code.kernel in needed)
+        return self.model_copy(update={**kept, "packs": packs, "codes": codes})
+
+
 class Workloads(Frozen):
     """The workloads of a record, as the contract gives them."""
 
@@ -84,7 +99,7 @@ def workloads_of(
     far_base: str | None,
 ) -> Workloads:  # fmt: skip
     """The workloads behind the names and seeds. Raises RecordedError for a name that the contract does not declare."""
-    known = {w.name: w for w in contract.workloads()}
+    known = {w.name: w for w in (*contract.workloads(), *contract.small())}
     for name in (*checked, *declared, *unseen, *((far_base,) if far_base else ())):
         if name not in known:
             raise RecordedError("recorded.workloads", f"{contract.op} declares no workload {name!r}")

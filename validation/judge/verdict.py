@@ -69,6 +69,7 @@ class KernelAudit(Frozen):
     local_loads: int = Field(default=0, description="LDL instructions: spills and arrays in local memory")
     local_stores: int = Field(default=0, description="STL instructions")
     barriers: int = Field(default=0, description="BAR instructions: waits of a whole block")
+    uneven_sums: int = Field(default=0, description="sums over lanes that leave each lane another last bit")
     writable_globals: int = Field(default=0, description="bytes of global variables that the code may write")
     code_bytes: int
     compiler: str

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 
+from safetensors.torch import load
+
 from ..contracts.base import Workload
 from .plausibility import Reading
 from .session import STOCK, Replay
@@ -54,6 +56,10 @@ class StockProcess:
         """Versions and global switches of the process, for the evidence."""
         return self._ask("flags")
 
+    def switches(self) -> Mapping[str, str]:
+        """The switches that could slow or speed the stock path, as they stand now, for `hygiene.fault`."""
+        return self._ask("switches")
+
     def ceiling(self, size: int = 800_000_000, repeats: int = 20) -> float:
         """Bytes per second of one large read on this card, now."""
         return self._ask("ceiling", size=size // 16384 * 16384, repeats=repeats)
@@ -85,7 +91,7 @@ class StockProcess:
 
     def produced(self, slot: int) -> Mapping[str, object]:
         """Tensors (CPU, contiguous) that the last replay left in `slot`."""
-        return self._ask("produced", slot=slot)
+        return load(self._ask("produced", slot=slot))
 
     def _ask(self, command: str, **arguments):
         try:

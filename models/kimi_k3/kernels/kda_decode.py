@@ -107,7 +107,7 @@ def _fused(
     q, k, decay, beta = _head_vectors(
         x, window, factors, taps, rate, dt_bias, head, HEADS, D, RANK, LOWER_BOUND, L2_EPS
     )
-    qk = tl.sum(q * k)
+    qk = _dot(q, k)
     core = tl.zeros([TILES, BLOCK_V], dtype=tl.float32)
     for index in tl.static_range(TILES):
         if index + 1 < TILES:
@@ -120,7 +120,7 @@ def _fused(
         if index + 1 < TILES:
             state, v = ahead, v_ahead
 
-    normed = core * tl.rsqrt(tl.sum(core * core) / D + NORM_EPS) * weight * tl.sigmoid(gate)
+    normed = core * tl.rsqrt(_dot(core, core) / D + NORM_EPS) * weight * tl.sigmoid(gate)
     tl.store(y, normed.to(tl.bfloat16))
     tl.debug_barrier()
     _store_window(window, second, third, newest, head, HEADS, D)
@@ -149,7 +149,7 @@ def _recurrence(
     q, k, decay, beta = _head_vectors(
         x, window, factors, taps, rate, dt_bias, head, HEADS, D, RANK, LOWER_BOUND, L2_EPS
     )
-    state, o = _advance(state, v, q, k, decay, beta, tl.sum(q * k))
+    state, o = _advance(state, v, q, k, decay, beta, _dot(q, k))
     tl.store(tile, state)
     tl.store(core + row * HEADS * D + value, o)
 
@@ -173,7 +173,7 @@ def _finish(
     gate = tl.load(x + 3 * HEADS * D + value).to(tl.float32)
     weight = tl.load(o_norm + tl.arange(0, D)).to(tl.float32)
     second, third, newest = _load_window(x, window, head, HEADS, D)
-    normed = o * tl.rsqrt(tl.sum(o * o) / D + NORM_EPS) * weight * tl.sigmoid(gate)
+    normed = o * tl.rsqrt(_dot(o, o) / D + NORM_EPS) * weight * tl.sigmoid(gate)
     tl.store(out + row * HEADS * D + value, normed.to(tl.bfloat16))
     tl.debug_barrier()
     _store_window(window, second, third, newest, head, HEADS, D)
@@ -199,8 +199,8 @@ def _head_vectors(
     bias = tl.load(dt_bias + lane)
     slope = tl.load(rate + head)
     beta = tl.sigmoid(tl.load(x + 4 * HEADS * D + RANK + head).to(tl.float32))
-    q *= tl.rsqrt(tl.sum(q * q) + L2_EPS) * (1.0 / tl.sqrt(D * 1.0))
-    k *= tl.rsqrt(tl.sum(k * k) + L2_EPS)
+    q *= tl.rsqrt(_dot(q, q) + L2_EPS) * (1.0 / tl.sqrt(D * 1.0))
+    k *= tl.rsqrt(_dot(k, k) + L2_EPS)
     gamma = tl.sum(factors.to(tl.float32) * f_a.to(tl.float32)[None, :], axis=1)
     gamma = gamma.to(tl.bfloat16).to(tl.float32)
     decay = tl.exp(LOWER_BOUND * tl.sigmoid(slope * (gamma + bias)))
@@ -248,3 +248,11 @@ def _store_window(window, second, third, newest, head, HEADS: tl.constexpr, D: t
     tl.store(window + channel, second, mask=part < 3)
     tl.store(window + WIDTH + channel, third, mask=part < 3)
     tl.store(window + 2 * WIDTH + channel, newest, mask=part < 3)
+
+
+@triton.jit
+def _dot(a, b):
+    """sum(a b), one bit pattern in every lane. Written as a plain product, its rounding would be fused into the first
+    exchange between lanes (x y + the neighbour's), each lane would end with another last bit, and since Triton 3.8 all
+    of them store their sum to one place."""
+    return tl.sum(tl.fma(a, b, 0.0))

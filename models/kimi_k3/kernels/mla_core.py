@@ -106,7 +106,8 @@ def _combine(
     total = tl.load(totals + place)
     highest = tl.max(top, axis=0)
     # An empty slice has a maximum of minus infinity, and so a share of zero.
-    whole = tl.sum(total * tl.exp2(top - highest), axis=0)
+    # Not a plain product: see _dot in kda_decode.py.
+    whole = tl.sum(tl.fma(total, tl.exp2(top - highest), 0.0), axis=0)
     # Eight slices at a time: all of them would not fit the registers.
     TOGETHER: tl.constexpr = min(SPLITS, 8)
     value = tl.zeros([L], dtype=tl.float32)

@@ -6,6 +6,8 @@ from judging import replaced
 from toy_contract import KERNEL
 from toy_norm import KERNEL as NORM_KERNEL
 
+from fasttrack_validation.judge.candidate import Candidate
+
 KERNELS = {"accumulate": KERNEL, "normalise": NORM_KERNEL}
 """The honest kernel of each toy op: what every sample is an edit of."""
 
@@ -44,6 +46,10 @@ class Sample:
     def rejected(self) -> bool:
         """Whether it must be rejected; otherwise it must be without effect."""
         return bool(self.check or self.reason)
+
+    @property
+    def candidate(self) -> Candidate:
+        return Candidate(op=self.op, entry="kernel.py", files={"kernel.py": self.text} | self.files)
 
     def for_its_reason(self, reason: str) -> bool:
         """Whether a verdict with `reason` rejects it as it must."""

@@ -53,6 +53,17 @@ def check(record: Recorded, contract=None):
     return verify(record, "toy", contract or Toy(), CONTRACT, JUDGE)
 
 
+def test_a_part_of_a_record_can_be_ruled_on(record):
+    """What its workloads need and what is checked anywhere: the checked ones, their unseen layouts, and the plans."""
+    part = record.model_copy(update={"checked": NAMES[:1]}).only(Toy(), NAMES[:1])
+    assert part.declared == part.checked == NAMES[:1] and part.unseen == {"tp8_rows1": (11,)}
+    assert len(part.packs) == 2 and all(name.startswith("tp8_rows1") for name in part.packs)
+    assert [w.name for w in check(part).declared] == ["tp8_rows1"]
+    assert check(record.only(Toy(), NAMES)) == check(record)
+    with pytest.raises(RecordedError, match="no plan for 'tp8_rows64'"):
+        record.only(Toy(), ("tp8_rows64",))
+
+
 @pytest.mark.parametrize(
     "smaller", [{"declared": NAMES[:1], "checked": NAMES[:1]}, {"unseen": {"tp8_rows1": (11,)}}]
 )

@@ -5,10 +5,13 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from safetensors.torch import load
 
 from fasttrack_validation import contracts
+from fasttrack_validation.timing import hygiene, stock_worker
 from fasttrack_validation.timing.stock import StockFailed, StockProcess
 
 torch = pytest.importorskip("torch")
@@ -42,6 +45,39 @@ def test_flags_that_a_caller_set_do_not_reach_the_process(monkeypatch):
     assert b"TF32" not in environment and b"CUBLAS" not in environment
 
 
+def test_a_clean_process_has_the_switches_that_it_must_have():
+    with StockProcess("kimi_k3") as stock:
+        before = stock.switches()
+        assert hygiene.fault(before, stock.switches()) is None
+    assert set(before) == set(hygiene.EXPECTED)
+
+
+PLANTED = {
+    "default_dtype": "torch.set_default_dtype(torch.bfloat16)",
+    "float32_matmul_precision": "torch.set_float32_matmul_precision('medium')",
+    "cudnn_benchmark": "torch.backends.cudnn.benchmark = True",
+    "deterministic_algorithms": "torch.use_deterministic_algorithms(True)",
+    "scaled_dot_product_attention": "torch.backends.cuda.enable_flash_sdp(False)",
+    "threads": "torch.set_num_threads(2); torch.set_num_threads = print",
+    "variables": "import os; os.environ['PYTORCH_CUDA_ALLOC_CONF'] = 'backend:cudaMallocAsync'",
+}
+
+
+def test_a_slowed_stock_path_is_found_out(tmp_path, monkeypatch):
+    """Faults are planted where one could be: in what the process imports before the judge's own code."""
+    (tmp_path / "sitecustomize.py").write_text("\n".join(("import torch", *PLANTED.values())))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with StockProcess("kimi_k3") as stock:
+        found = stock.switches()
+    # With TF32 for products comes the switch that says so.
+    assert {name for name in found if found[name] != hygiene.EXPECTED[name]} == {*PLANTED, "cuda_matmul_tf32"}
+    for name in PLANTED:
+        slowed = {**hygiene.EXPECTED, name: found[name]}
+        fault = hygiene.fault(slowed, hygiene.EXPECTED)
+        assert fault.reason == "stock.switches" and f"{name} of the stock path's process was " in fault.message
+        assert hygiene.fault(hygiene.EXPECTED, slowed).message == fault.message.replace(" before ", " after ")
+
+
 def test_a_program_without_a_main_guard_can_use_it(tmp_path):
     """A script that opens the stock path at its top level must not be run again by the process that it opens."""
     script = tmp_path / "script.py"
@@ -58,6 +94,16 @@ def test_a_program_without_a_main_guard_can_use_it(tmp_path):
     assert (done.returncode, done.stdout) == (0, "once\n"), done.stderr
 
 
+def test_what_a_replay_left_is_sent_by_content():
+    """bf16 and whole blocks out of larger ones, and no memory shared with a process that may be gone by then."""
+    left = {"out": torch.arange(12, dtype=torch.bfloat16).view(3, 4)[:, :2], "state": torch.full((2,), -0.0)}
+    worker = stock_worker._Worker.__new__(stock_worker._Worker)
+    worker.slots = [SimpleNamespace(bound=SimpleNamespace(outputs=left))]
+    received = load(worker.do_produced(0))
+    assert received["out"].tolist() == [[0, 1], [4, 5], [8, 9]] and received["out"].dtype is torch.bfloat16
+    assert str(received["state"][0]) == "tensor(-0.)"
+
+
 @pytest.mark.gpu
 def test_times_and_counts_on_a_gpu():
     if not torch.cuda.is_available():
@@ -70,6 +116,7 @@ def test_times_and_counts_on_a_gpu():
         stock.refresh(7)
         reading = stock.replay()
         one, other = stock.produced(0), stock.produced(1)
+        assert hygiene.fault(stock.switches(), stock.switches()) is None
     assert 1e12 < ceiling < 5e12
     assert stock.launches >= 4 and 0 < reading.event_ns < reading.host_ns
     assert not any(torch.equal(one[name], other[name]) for name in op.produced)

@@ -47,7 +47,7 @@ class RankShard(Shard):
         self.spec, self.architecture, self.graph, self.names = spec, architecture, graph, tuple(names)
         self.nodes = [self.graph.nodes[name] for name in self.names]
         self.contracts = {node.op: ops[node.op] for node in self.nodes}
-        self.part = _Layer("kimi_k3", self.names[0], part.members(self.graph, self.nodes, ops))
+        self.part = _Layer("kimi_k3", self.names[0], part.members_of(self.graph, self.nodes, ops))
         self.written = {value for node in self.nodes for value in node.writes.values()}
 
     def workload(self, node: Node, rows: int) -> Workload:

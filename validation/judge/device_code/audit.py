@@ -49,6 +49,7 @@ def audit(code: DeviceCode) -> KernelAudit | CompileProblem:
         local_loads=loads,
         local_stores=stores,
         barriers=sass.barriers(counts),
+        uneven_sums=sass.uneven_sums(code.sass),
         writable_globals=held,
         code_bytes=sass.code_bytes(code.sass),
         compiler=code.compiler,

@@ -11,6 +11,8 @@ from collections import Counter
 from dataclasses import dataclass
 
 _INSTRUCTION = re.compile(r"^\s*/\*([0-9a-f]{4,8})\*/\s+(?:@!?U?P[T0-9]\w*\s+)?([A-Z][A-Za-z0-9_.:]*)", re.MULTILINE)
+_LISTED = re.compile(_INSTRUCTION.pattern + r"([^;]*);", re.MULTILINE)
+_REGISTER = re.compile(r"\bR\d+\b")
 _INSTRUCTION_BYTES = 16
 # HMMA, IMMA, DMMA, QMMA, ...; HGMMA, QGMMA, ... (warp groups); UTCHMMA, UTCQMMA, UTCOMMA, ... (tcgen05)
 _MATRIX = re.compile(r"(?:UTC)?[A-Z]G?MMA")
@@ -127,6 +129,25 @@ def local_accesses(counts: Counter[str]) -> tuple[int, int]:
 def barriers(counts: Counter[str]) -> int:
     """Block-wide barrier instructions (BAR): each makes all warps of a block wait for the last one."""
     return _count(counts, "BAR")
+
+
+def uneven_sums(sass: str) -> int:
+    """Fused multiply-adds whose addend is what a butterfly exchange just brought.
+
+    x y + shfl(x y) rounds a lane's own product once and its neighbour's twice, so the lanes of a sum end with different
+    last bits. Triton has all of them store their sum to one place in shared memory (since 3.8): which one stays is a race.
+    """
+    found, brought = 0, set()
+    for _, mnemonic, operands in _LISTED.findall(sass):
+        registers = _REGISTER.findall(operands)
+        if mnemonic == "FFMA" and registers and len(parts := operands.split(",")) == 4:
+            found += any(register in brought for register in _REGISTER.findall(parts[3]))
+        if registers:
+            written = registers[0]
+            brought.discard(written)
+            if mnemonic.startswith("SHFL.BFLY"):
+                brought.add(written)
+    return found
 
 
 def conversions(counts: Counter[str]) -> dict[str, int]:

@@ -61,6 +61,11 @@ def wave(x, o, BLOCK: tl.constexpr):
     tl.store(o + i, tl.erf(tl.sin(tl.load(x + i))))
 
 @triton.jit
+def length(x, o, EVEN: tl.constexpr):
+    v = tl.load(x + tl.arange(0, 128))
+    tl.store(o, tl.sum(tl.fma(v, v, 0.0) if EVEN else v * v))
+
+@triton.jit
 def asks_where(x):
     tl.store(x, (x.to(tl.int64) & 255).to(tl.float32))
 

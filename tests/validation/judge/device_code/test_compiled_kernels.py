@@ -56,6 +56,14 @@ def test_vector_add(lab, compiled, tmp_path, target):
 
 
 @pytest.mark.parametrize("target", [90, 103])
+def test_a_product_fused_into_the_exchange_between_lanes_is_seen(lab, compiled, target):
+    """One value a lane: the product meets the first exchange, unless it was rounded before (x y + 0 is not a product)."""
+    uneven, even = (lab.variant("length", {"x": "*fp32", "o": "*fp32"}, {"EVEN": even}) for even in (False, True))
+    assert figures(compiled(uneven, target))[1].uneven_sums >= 1
+    assert figures(compiled(even, target))[1].uneven_sums == 0
+
+
+@pytest.mark.parametrize("target", [90, 103])
 def test_spills_are_seen(lab, compiled, tmp_path, target):
     kernel = lab.variant(
         "wide_sum", {"x": "*fp32", "o": "*fp32"}, {"ROWS": 64, "BLOCK": 64}, num_warps=1, maxnreg=64

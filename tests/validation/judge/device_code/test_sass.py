@@ -77,6 +77,31 @@ def test_listing():
     assert sass.matrix_types(counts, "") == ("HGMMA.64x64x16.F32.BF16",)
 
 
+# Three exchanges of one sum: the first product fused into the exchanged value, then the same with the product rounded
+# first. What q k + shfl(q k) leaves differs between lanes; what p + shfl(p) leaves does not.
+FUSED = """
+        /*3ef0*/                   FMUL R16, R188.reuse, R211.reuse ;
+        /*3f20*/                   SHFL.BFLY PT, R23, R16, 0x10, 0x1f ;
+        /*3f40*/                   FFMA R23, R188, R211, R23 ;
+        /*3f60*/                   SHFL.BFLY PT, R18, R23, 0x8, 0x1f ;
+        /*3fb0*/                   FADD R18, R23, R18 ;
+        /*3fd0*/                   SHFL.BFLY PT, R19, R18, 0x4, 0x1f ;
+        /*4010*/                   FADD R19, R18, R19 ;
+        /*4020*/                   FFMA R7, R18, R19, R20 ;
+"""
+ROUNDED = FUSED.replace("FMUL R16, R188.reuse, R211.reuse", "FFMA R16, R188, R211, RZ").replace(
+    "FFMA R23, R188, R211, R23", "FADD R23, R16, R23"
+)
+
+
+def test_sums_that_differ_between_lanes_are_counted():
+    assert sass.uneven_sums(FUSED) == 1
+    assert sass.uneven_sums(ROUNDED) == 0
+    assert sass.uneven_sums(FUSED.replace("SHFL.BFLY PT, R23", "SHFL.IDX PT, R23")) == 0
+    # What a register held before it was written again does not count.
+    assert sass.uneven_sums(FUSED.replace("FFMA R23,", "MOV R23, R5 ;\n        /*3f41*/                   FFMA R23,")) == 0
+
+
 # 0x8110490: bits 4-5 are 01 (fp32), 7-9 and 10-12 are 001 (bf16); 0x8110010 has 000 there; 0x8100910 has 010.
 @pytest.mark.parametrize(
     ("kind", "descriptor", "types"),

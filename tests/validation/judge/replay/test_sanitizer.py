@@ -7,9 +7,6 @@ import numpy as np
 import pytest
 import torch
 from fake_kernels import CHAIN, TOY, chain_codes, chain_pack, device_code, toy_pack
-from judging import replaced
-from toy_contract import Toy
-
 from fasttrack_validation.contracts.base import TensorRole, TensorSpec
 from fasttrack_validation.judge import sanitizer_stage
 from fasttrack_validation.judge.arena import Arena
@@ -22,6 +19,9 @@ from fasttrack_validation.judge.replay.sanitizer import Report
 from fasttrack_validation.judge.ruling import Ruling
 from fasttrack_validation.judge.verdict import Outcome, Status, rule
 from fasttrack_validation.tensors import DType
+from judging import replaced
+from own_kernels import codes, noise, noise_plan
+from toy_contract import Toy
 
 CLEAN = "========= COMPUTE-SANITIZER\n========= ERROR SUMMARY: 0 errors\n"
 RACE_CLEAN = "========= COMPUTE-SANITIZER\n========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)\n"
@@ -84,9 +84,16 @@ def test_logs_as_the_documentation_has_them():
     assert found.errors == 3 and found.complaint == ""
     assert [(one.kernel, one.count) for one in found.findings] == [("unaligned_kernel", 2), ("out_of_bounds_function", 1)]
     assert found.findings[0].message == "Invalid __global__ write of size 4 bytes"
+    assert found.findings[0].places == ("0x60 in memcheck_demo.cu:34",)
+    assert sanitizer_log.read(INITCHECK).findings[0].places == ("0x70",)
+    assert sanitizer_log.read(SYNCCHECK).findings[0].places == ("0x2c8 in divergent.cu:20",)
+    assert sanitizer_log.read(RACECHECK).findings[0].places == ("0x90 in block_error.cu:34", "0x140")
     (race,) = sanitizer_log.read(RACECHECK).findings
     assert (race.kernel, race.count) == ("half", 1)  # a warning is no finding
-    assert race.message.startswith("Error: Race reported between Write access")
+    assert race.message == (
+        "Error: Race reported between Write access at void half<int>(float *)+0x90 in block_error.cu:34 and Read access "
+        "at void half<int>(float *)+0x140 [508 hazards]"
+    )
     assert sanitizer_log.read(RACECHECK).errors == 1
     assert [one.kernel for one in sanitizer_log.read(INITCHECK).findings] == ["finish"]
     assert [one.kernel for one in sanitizer_log.read(SYNCCHECK).findings] == ["finish"]
@@ -277,8 +284,6 @@ def test_the_judges_own_kernels_are_clean_under_every_tool(tool):
     device, why = choose("auto")
     if device is None or sanitizer.find() is None:
         pytest.skip(why or "compute-sanitizer was not found")
-    from test_gpu_device import codes, noise, noise_plan
-
     plan = noise_plan(noise())
     spec = TensorSpec(name="out", dtype=DType.I64, role=TensorRole.OUTPUT, shape=(1000,), strides=(1,))
     arena = Arena((spec,), {}, {}, np.random.Generator(np.random.PCG64(3)))
