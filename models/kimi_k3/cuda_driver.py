@@ -8,6 +8,8 @@ from cuda.bindings import driver, nvrtc
 from cuda.pathfinder import find_nvidia_header_directory
 from torch import Tensor
 
+from .standard_headers import STANDARD_HEADERS
+
 # The driver reads parameters from these places; an encoded tensor map must lie at a multiple of 64 bytes.
 _PLACE = 128
 _PORTABLE_CLUSTER = 8
@@ -45,6 +47,7 @@ def compiled(sources: Mapping[str, str], file: str, options: Sequence[str]) -> b
     folder = file.rpartition("/")[0]
     headers = {name: text for name, text in sources.items() if name.endswith(".cuh")}
     headers |= {name.removeprefix(f"{folder}/"): text for name, text in headers.items()}
+    headers |= STANDARD_HEADERS
     directories = [find_nvidia_header_directory(name) for name in ("cudart", "cccl")]
     arguments = ["-std=c++17", *(f"-I{directory}" for directory in directories if directory), *options]
     names, texts = [name.encode() for name in headers], [text.encode() for text in headers.values()]

@@ -4,7 +4,10 @@ import struct
 
 import pytest
 import torch
+from cuda.pathfinder import DynamicLibNotFoundError
 from fasttrack_models.kimi_k3 import launcher
+from fasttrack_models.kimi_k3.standard_headers import STANDARD_HEADERS
+from fasttrack_validation.judge.device_code.standard_headers import STANDARD_HEADERS as judged
 
 SOURCE = {
     "kernels/flags.cu": r"""
@@ -70,6 +73,25 @@ def test_a_number_that_its_type_cannot_hold_is_an_error(argument):
 def test_what_no_kernel_takes_is_named():
     with pytest.raises(TypeError, match="ctx.scalar"):
         launcher.packed("text")
+
+
+def test_sources_find_the_headers_that_they_are_judged_with():
+    assert STANDARD_HEADERS == judged
+
+
+def test_a_source_with_headers_compiles_as_the_serving_side_compiles_it():
+    """Beside it, by its path, and what a compiler without a host lacks."""
+    cuda_driver = pytest.importorskip("fasttrack_models.kimi_k3.cuda_driver")
+    text = '#include <stdint.h>\n#include "flags.cuh"\n#include "kernels/flags.cuh"\n#include <cuda_bf16.h>\n'
+    text += 'extern "C" __global__ void k(uint64_t* p) { *p = SCALE + MORE; }'
+    sources = SOURCE | {"kernels/k.cu": text}
+    try:
+        for target in ("sm_90a", "sm_103a"):
+            assert cuda_driver.compiled(sources, "kernels/k.cu", [f"-arch={target}", "-DMORE=2"])
+        with pytest.raises(cuda_driver.CompileError, match="kernels/k.cu(.|\n)*MORE"):
+            cuda_driver.compiled(sources, "kernels/k.cu", ["-arch=sm_90a"])
+    except DynamicLibNotFoundError:
+        pytest.skip("needs NVRTC")
 
 
 def facts():
