@@ -1,0 +1,167 @@
+"""A claim against all rules, and what it may say: the only place where a multiplier comes from."""
+
+from collections.abc import Callable
+
+from ..records import Frozen
+from . import derive
+from .claim import Claim, Pair
+from .derive import Ratio
+from .findings import BLOCKING, Effect, Finding, Status, status
+from .measurement import Measurement, Metric, Phase, Scope
+from .rules import findings
+from .rules.scope import not_end_to_end
+from .rules.speculation import implausible
+from .rules.validity import degenerate, failed, impossible, warmed
+
+# What the rows end to end are not asked again: the claim they stand beside was.
+_OF_THE_CLAIM = frozenset({"P6", "P7", "P8", "P12", "P14"})
+
+
+class Row(Frozen):
+    """Both arms' figures of one cell in one metric, in seconds or tok/s; the ratio where it may be shown."""
+
+    cell: str
+    candidate: float | None
+    baseline: float | None
+    ratio: Ratio | None = None
+
+
+class Summary(Frozen):
+    """What a set of ratios may say: never one without the others."""
+
+    worst: float
+    geometric_mean: float
+    best: float
+    losing: tuple[str, ...]
+
+
+class Split(Frozen):
+    """tok/s/user = acceptance length / step time, as ratios of the two arms."""
+
+    cell: str
+    step_time: float
+    acceptance: float
+
+
+class Checked(Frozen):
+    """A claim, judged. `metric` is the one that may be shown, which is not always the one asked for: then `absolutes`
+    has what was asked for without ratios, and `suppressed` what they would be, for tools and never for a text."""
+
+    claim: Claim
+    status: Status
+    findings: tuple[Finding, ...]
+    metric: Metric
+    rows: tuple[Row, ...]
+    absolutes: tuple[Row, ...] = ()
+    summary: Summary | None = None
+    splits: tuple[Split, ...] = ()
+    suppressed: tuple[Row, ...] = ()
+    implied: tuple[Row, ...] = ()
+    whole: "Checked | None" = None
+
+    @property
+    def qualifiers(self) -> tuple[str, ...]:
+        """What the title has to carry."""
+        rules = {finding.rule: finding.effect for finding in self.findings}
+        said = []
+        arm = self.claim.pairs[0].candidate
+        if arm.scope is Scope.RANK_SHARD:
+            said.append(
+                "one rank, exchange bytes local, no communication" if arm.collectives == ()
+                else f"one rank, collectives: {', '.join(arm.collectives or ('unknown',))}"
+            )  # fmt: skip
+        if arm.timed.phase not in (None, Phase.END_TO_END):
+            said.append(f"{arm.timed.phase} only" if arm.timed.phase is not Phase.OP else "one op")
+        if "P7" in rules:
+            said.append("single stream")
+        if any(arm.speculation.forced for pair in self.claim.pairs for arm in (pair.candidate, pair.baseline)):
+            said.append("acceptance forced")
+        if rules.get("P12") is Effect.PROVISIONAL:
+            said.append("provisional")
+        return tuple(said)
+
+
+def check(claim: Claim) -> Checked:
+    """Every rule, and the figures that what they found leaves standing. Pure."""
+    found = findings(claim)
+    whole = claim.whole()
+    checked_whole = check(whole) if whole is not None else None
+    if checked_whole is not None:
+        found += tuple(
+            one.model_copy(update={"message": f"end-to-end row: {one.message}"})
+            for one in checked_whole.findings if one.rule not in _OF_THE_CLAIM
+        )  # fmt: skip
+    metric = _shown(claim, found)
+    blocked = any(one.effect in BLOCKING for one in found)
+    ratios: Callable[[Pair, Metric], Ratio | None] = (lambda pair, metric: None) if blocked else derive.ratio
+    rows = tuple(_row(pair, metric, ratios) for pair in claim.pairs)
+    asked = () if metric is claim.metric else claim.pairs
+    return Checked(
+        claim=claim, status=status(found), findings=found, metric=metric, rows=rows,
+        absolutes=tuple(_row(pair, claim.metric, lambda *_: None) for pair in asked),
+        suppressed=() if blocked else tuple(_row(pair, claim.metric, ratios) for pair in asked),
+        summary=_summary(rows), splits=() if blocked else _splits(claim, found),
+        implied=_implied(claim, rows), whole=checked_whole,
+    )  # fmt: skip
+
+
+def check_measurement(measurement: Measurement) -> tuple[Finding, ...]:
+    """The rules that one arm can break alone."""
+    alone = {
+        "P4": (implausible, Effect.ERROR), "P10": (failed, Effect.INVALID), "P11": (degenerate, Effect.INVALID),
+        "P17": (impossible, Effect.INVALID), "P18": (warmed, Effect.INVALID),
+    }  # fmt: skip
+    return tuple(
+        Finding(rule=rule, effect=effect, message=said)
+        for rule, (why, effect) in alone.items() if (said := why(measurement))
+    )  # fmt: skip
+
+
+def _shown(claim: Claim, found: tuple[Finding, ...]) -> Metric:
+    """The metric that may be shown: a step's time under forced acceptance, tok/s/GPU where GPU counts differ."""
+    rules = {one.rule for one in found if one.effect is Effect.REPLACED}
+    if "P2" in rules:
+        return Metric.TOK_S_GPU
+    return Metric.STEP_TIME if "P3" in rules else claim.metric
+
+
+def _row(pair: Pair, metric: Metric, ratios: Callable[[Pair, Metric], Ratio | None]) -> Row:
+    return Row(
+        cell=pair.cell, candidate=derive.figure(pair.candidate, metric), baseline=derive.figure(pair.baseline, metric),
+        ratio=ratios(pair, metric),
+    )  # fmt: skip
+
+
+def _summary(rows: tuple[Row, ...]) -> Summary | None:
+    ratios = [row.ratio.value for row in rows if row.ratio is not None]
+    if not ratios or len(ratios) < len(rows):
+        return None
+    return Summary(
+        worst=min(ratios), geometric_mean=derive.geometric_mean(ratios), best=max(ratios),
+        losing=tuple(row.cell for row in rows if row.ratio.value < 1),
+    )  # fmt: skip
+
+
+def _splits(claim: Claim, found: tuple[Finding, ...]) -> tuple[Split, ...]:
+    cells = {cell for one in found if one.rule == "P5" for cell in one.cells}
+    splits = []
+    for pair in claim.pairs:
+        step = derive.ratio(pair, Metric.STEP_TIME)
+        if pair.cell in cells and step is not None:
+            share = derive.acceptance(pair.candidate) / derive.acceptance(pair.baseline)
+            splits.append(Split(cell=pair.cell, step_time=step.value, acceptance=share))
+    return tuple(splits)
+
+
+def _implied(claim: Claim, rows: tuple[Row, ...]) -> tuple[Row, ...]:
+    """What a phase's ratio comes to end to end at its measured share of the baseline; nothing where that is unknown."""
+    if claim.pairs[0].candidate.scope is not Scope.SERVER or not any(not_end_to_end(claim)):
+        return ()
+    implied = []
+    for pair, row in zip(claim.pairs, rows, strict=True):
+        share = pair.baseline.timed.share
+        if row.ratio is not None and share is not None:
+            low, value, high = (derive.end_to_end(one, share) for one in (row.ratio.low, row.ratio.value, row.ratio.high))
+            ratio = Ratio(value=value, low=low, high=high, repetitions=row.ratio.repetitions)
+            implied.append(Row(cell=pair.cell, candidate=None, baseline=None, ratio=ratio))
+    return tuple(implied)

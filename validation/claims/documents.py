@@ -1,0 +1,120 @@
+"""Reading claims and records: JSON, JSON Lines, and Markdown with fenced `claim` blocks, with the line each stands on."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pydantic import ValidationError
+
+from .. import strict
+from ..errors import UserError
+from .claim import Claim
+from .measurement import Measurement
+
+KINDS = {kind.model_fields["schema_version"].default: kind for kind in (Claim, Measurement)}
+PROSE = (".md", ".markdown", ".txt")
+
+
+class Item(NamedTuple):
+    """A claim or a record, and where it stands."""
+
+    value: Claim | Measurement
+    path: Path
+    line: int
+
+
+class Fence(NamedTuple):
+    """A fenced block: lines are 1-based, those of the fences themselves included."""
+
+    language: str
+    first: int
+    last: int
+    text: str
+
+
+def read(path: Path) -> tuple[str, tuple[Item, ...]]:
+    """The text of a file, and what claims and records it holds.
+
+    Raises UserError "file:line: key: what" for what does not fit, and for a file that cannot be read."""
+    try:
+        text = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read: {error}", "check path, permissions and encoding") from error
+    if path.suffix == ".jsonl":
+        lines = ((number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip())
+        return text, tuple(item for number, line in lines for item in _items(line, path, number))
+    if path.suffix in PROSE:
+        blocks = (block for block in fences(text) if block.language == "claim")
+        return text, tuple(item for block in blocks for item in _items(block.text, path, block.first + 1))
+    return text, tuple(_items(text, path, 1))
+
+
+def fences(text: str) -> Iterator[Fence]:
+    """Fenced blocks of a Markdown text, with backticks or tildes; one that never ends goes to the end of the text."""
+    opened: tuple[str, str, int] | None = None
+    body: list[str] = []
+    lines = text.splitlines()
+    for number, line in enumerate(lines, 1):
+        if opened is None:
+            if found := re.match(r" {0,3}(`{3,}|~{3,})\s*([^\s`]*)", line):
+                opened, body = (found[1], found[2].lower(), number), []
+        elif re.fullmatch(rf" {{0,3}}{re.escape(opened[0][0])}{{{len(opened[0])},}}\s*", line):
+            yield Fence(opened[1], opened[2], number, "\n".join(body))
+            opened = None
+        else:
+            body.append(line)
+    if opened is not None:
+        yield Fence(opened[1], opened[2], len(lines), "\n".join(body))
+
+
+def _items(text: str, path: Path, first: int) -> Iterator[Item]:
+    try:
+        data = json.loads(text, object_pairs_hook=_no_duplicates)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path}:{first + error.lineno - 1}: not valid JSON: {error.msg}", "correct the file") from error
+    except (RecursionError, ValueError) as error:
+        raise UserError(f"{path}:{first}: cannot be parsed: {error}", "correct the file") from error
+    if isinstance(data, dict) and set(data) == {"file"} and isinstance(data["file"], str):
+        # A block in a text may stand for a file beside it. Its claims are reported where the text names them.
+        target = path.parent / data["file"]
+        yield from (item._replace(line=first) if item.path == path else item for item in read(target)[1])
+        return
+    listed = isinstance(data, list)
+    for index, element in enumerate(data if listed else [data]):
+        prefix = (index,) if listed else ()
+        yield Item(_validated(element, text, path, first, prefix), path, first + _line(text, prefix) - 1)
+
+
+def _validated(data: Any, text: str, path: Path, first: int, prefix: tuple[int, ...]) -> Claim | Measurement:
+    version = data.get("schema_version") if isinstance(data, dict) else None
+    kind = KINDS.get(version) if isinstance(version, str) else None
+    if kind is None:
+        line = first + _line(text, (*prefix, "schema_version")) - 1
+        known = ", ".join(map(repr, KINDS))
+        raise UserError(f"{path}:{line}: schema_version: {version!r} is not known", f"give one of {known}")
+    try:
+        return kind.model_validate_json(json.dumps(data))
+    except ValidationError as error:
+        (one, *more) = error.errors()
+        loc = tuple(one["loc"])
+        where = ".".join(map(str, (*prefix, *loc))) or "(the whole)"
+        what = {"missing": "is missing", "extra_forbidden": "is not a known key"}.get(one["type"])
+        message = what or one["msg"].removeprefix("Value error, ")
+        line = first + _line(text, (*prefix, *loc)) - 1
+        others = f" (and {len(more)} more)" if more else ""
+        raise UserError(f"{path}:{line}: {where}: {message}{others}", f"correct {where}") from error
+
+
+def _line(text: str, key_path: tuple[str | int, ...]) -> int:
+    return strict.line_of(text, key_path, suffix=".json") if key_path else 1
+
+
+def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in result:
+            raise ValueError(f"key {key!r} is set twice")
+        result[key] = value
+    return result
