@@ -5,10 +5,11 @@ A claim holds no multiplier. What it may say is derived from its records by `che
 from enum import StrEnum
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from ..records import Frozen
 from .measurement import Measurement, Metric
+from .typed import typed
 from .units import Quantity
 
 ClaimId = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]*$", max_length=80)]
@@ -114,6 +115,13 @@ class Claim(Frozen):
     end_to_end: tuple[Pair, ...] = Field((), description="the same cells end to end, beside a claim about a phase")
 
     end_to_end_metric: Metric = Metric.REQUEST_LATENCY
+
+    @field_validator("title")
+    @classmethod
+    def _no_figure(cls, title: str) -> str:
+        if found := next(typed(title), None):
+            raise ValueError(f"{found.text!r} is typed: a claim's figures are derived")
+        return title
 
     @model_validator(mode="after")
     def _cells(self) -> "Claim":

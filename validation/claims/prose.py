@@ -7,6 +7,7 @@ from typing import NamedTuple
 from .check import Checked
 from .documents import fences
 from .render import CLOSING, figures, markdown, times
+from .typed import Typed, figure, typed
 
 RULES = {
     "prose.unbacked": (
@@ -45,41 +46,7 @@ class Remark(NamedTuple):
         return RULES[self.rule][1]
 
 
-class _Figure(NamedTuple):
-    kind: str
-    text: str
-    value: float | None
-    digits: int
-    up_to: bool
-
-
-_NUMBER = r"(?P<n>\d[\d,]*(?:\.\d+)?)"
-# A count of cards, "8x H200", and a shape, "16 x 128", are no multipliers.
-_CARDS = r"(?!\s*(?:GPUs?|nodes?|ranks?|cards?|NVIDIA|AMD|RTX|[AHBL]\d{2,3}|GB?\d{3}|GH\d{3}|MI\d{3})\b)"
-_BETTER = r"(?:faster|slower|quicker|higher|lower|better|more|less|fewer|as fast|as many|as much|the speed|the throughput)"
-_MULTIPLIERS = [
-    rf"(?<![\w.])(?P<m>\d+(?:\.\d+)?)\s?[x×]?\s?(?:-|–|—|to)\s?{_NUMBER}\s?[x×](?![\w×])(?!\s*\d){_CARDS}",
-    rf"(?<![\w.×]){_NUMBER}\s?[x×](?![\w×])(?!\s*\d){_CARDS}",
-    rf"(?<![\w.]){_NUMBER}\s?-?\s?fold\b",
-    rf"(?<![\w.]){_NUMBER}\s+times\s+{_BETTER}\b",
-    rf"(?i:\bspeed-?ups?\s+(?:of|is|was|:)\s*){_NUMBER}(?!\s?[x×%])",
-]
-_PERCENT = [
-    rf"(?<![\w.]){_NUMBER}\s?(?:%|percent)\s+(?:faster|slower|quicker|higher throughput|more tok|more throughput|lower latency|"
-    rf"less latency|speed-?up|improvement)",
-    rf"\b(?:faster|slower|speed-?up|latency|throughput|tok/s)\b[^.\n]{{0,20}}\bby\s+{_NUMBER}\s?(?:%|percent)",
-]
-_WORDS = re.compile(
-    r"\b(?:twice|thrice|(?:two|three|four|five|six|seven|eight|nine|ten)\s+times)\s+(?:as\s+(?:fast|many|much|quick)|faster|"
-    r"the\s+(?:speed|throughput|rate))|\b(?:doubl|tripl|quadrupl|halv)(?:e|es|ed|ing)\s+(?:the\s+|its\s+)?(?:speed|throughput|"
-    r"latency|rate|time|tok|decod)\w*|\b(?:two|three|four|five|ten)-?fold\b|\border(?:s)? of magnitude\s+(?:faster|more|less|"
-    r"lower|higher)",
-    re.IGNORECASE,
-)
-_RATE = re.compile(
-    rf"(?<![\w.]){_NUMBER}\s?(?P<k>k)?\s?(?:output\s+)?(?:tok(?:en)?s?\s?/\s?s(?:ec(?:ond)?)?\b|tok(?:en)?s?\s+(?:per|a)\s+second|"
-    r"tps\b|tok/s)", re.IGNORECASE,
-)  # fmt: skip
+ROUNDING = 0.02
 _HEADER = re.compile(r"tok(?:en)?s?\s?/\s?s|tokens?\s+(?:per|a)\s+second|speed-?\s?up|\bmultiplier\b", re.IGNORECASE)
 _REFERENCE = re.compile(r"\[claim:([a-z0-9][a-z0-9.-]*)\]")
 _OPENING = re.compile(r"\s*<!-- claim: (\S+) -->\s*")
@@ -136,7 +103,7 @@ def _paragraphs(lines: list[str], hidden: set[int]) -> Iterator[list[tuple[int, 
 
 
 def _paragraph(paragraph: list[tuple[int, str]], claims: Mapping[str, Checked]) -> Iterator[Remark]:
-    written = [(number, figure) for number, line in paragraph for figure in _figures(line)]
+    written = [(number, one) for number, line in paragraph for one in typed(line)]
     written += _cells(paragraph)
     named = list(dict.fromkeys(name for _, line in paragraph for name in _REFERENCE.findall(line)))
     for number, line in paragraph:
@@ -144,48 +111,18 @@ def _paragraph(paragraph: list[tuple[int, str]], claims: Mapping[str, Checked]) 
             if name not in claims:
                 yield Remark("prose.unknown_claim", number, f"claim {name} is not given")
     known = [claims[name] for name in named if name in claims]
-    allowed = [figure for checked in known for figure in figures(checked)]
-    for number, figure in written:
+    allowed = [one for checked in known for one in figures(checked)]
+    for number, one in written:
         if not named:
-            yield Remark("prose.unbacked", number, f"{figure.text!r} has no claim behind it")
-        elif known and not _matches(figure, allowed):
+            yield Remark("prose.unbacked", number, f"{one.text!r} has no claim behind it")
+        elif known and not _matches(one, allowed):
             shown = ", ".join(dict.fromkeys(times(v) if kind == "ratio" else f"{v:.1f} tok/s" for kind, v in allowed))
-            yield Remark("prose.mismatch", number, f"{figure.text!r}: {', '.join(named)} derives {shown or 'no figure'}")
-        elif known and figure.up_to and not _balanced(known, [one for _, one in written]):
-            yield Remark("prose.up_to", number, f"'up to {figure.text}' stands alone")
+            yield Remark("prose.mismatch", number, f"{one.text!r}: {', '.join(named)} derives {shown or 'no figure'}")
+        elif known and one.up_to and not _balanced(known, [other for _, other in written]):
+            yield Remark("prose.up_to", number, f"'up to {one.text}' stands alone")
 
 
-def _figures(line: str) -> Iterator[_Figure]:
-    line = re.sub(r"<!--.*?-->|https?://\S+|\]\([^)]*\)", lambda found: " " * len(found[0]), line)
-    taken: list[tuple[int, int]] = []
-
-    def free(found: re.Match[str]) -> bool:
-        if any(found.start() < end and start < found.end() for start, end in taken):
-            return False
-        taken.append(found.span())
-        return True
-
-    for kind, patterns in (("rate", [_RATE]), ("percent", _PERCENT), ("ratio", _MULTIPLIERS)):
-        for pattern in patterns:
-            for found in re.finditer(pattern, line):
-                if free(found):
-                    up_to = bool(re.search(r"\bup to\s*$", line[: found.start()], re.IGNORECASE))
-                    if found.groupdict().get("m"):
-                        yield _figure(kind, found["m"], found[0].strip(), False, 1)
-                    factor = 1000 if found.groupdict().get("k") else 1
-                    yield _figure(kind, found["n"], found[0].strip(), up_to, factor)
-    for found in _WORDS.finditer(line):
-        if free(found):
-            yield _Figure("words", found[0], None, 0, False)
-
-
-def _figure(kind: str, number: str, text: str, up_to: bool, factor: int) -> _Figure:
-    number = number.replace(",", "").rstrip(".")
-    digits = len(number.partition(".")[2]) - (3 if factor == 1000 else 0)
-    return _Figure(kind, text, float(number) * factor, digits, up_to)
-
-
-def _cells(paragraph: list[tuple[int, str]]) -> Iterator[tuple[int, _Figure]]:
+def _cells(paragraph: list[tuple[int, str]]) -> Iterator[tuple[int, Typed]]:
     """Bare numbers below a table's header that names a rate or a speed-up."""
     rows = [(number, [cell.strip() for cell in line.strip().strip("|").split("|")]) for number, line in paragraph if "|" in line]
     if len(rows) < 3 or not all(re.fullmatch(r":?-+:?", cell) for cell in rows[1][1]):
@@ -197,23 +134,26 @@ def _cells(paragraph: list[tuple[int, str]]) -> Iterator[tuple[int, _Figure]]:
         for number, cells in rows[2:]:
             cell = cells[column] if column < len(cells) else ""
             if found := re.fullmatch(r"[*_`~]*(\d[\d,]*(?:\.\d+)?)[*_`]*", cell):
-                yield number, _figure(kind, found[1], f"{found[1]} ({header})", False, 1)
+                yield number, figure(kind, found[1], f"{found[1]} ({header})", False, 1)
 
 
-def _matches(figure: _Figure, allowed: list[tuple[str, float]]) -> bool:
-    """Whether a claim derives the figure, to the digits that are written."""
-    if figure.value is None:
+def _matches(one: Typed, allowed: list[tuple[str, float]]) -> bool:
+    """Whether a claim derives the figure, to the digits that are written. Rounding a multiplier up by more than a
+    fiftieth is not rounding: 1.73 may be written 1.7x, and not 2x."""
+    if one.value is None:
         return False
-    if figure.kind == "percent":
+    half = 0.5 * 10**-one.digits * (1 + 1e-9)
+    if one.kind == "percent":
         ratios = [value for kind, value in allowed if kind == "ratio"]
         found = [100 * abs(value - 1) for value in ratios] + [100 * abs(1 - 1 / value) for value in ratios]
+    elif one.kind == "ratio":
+        found = [value for kind, value in allowed if kind == "ratio" and abs(one.value / value - 1) <= ROUNDING]
     else:
-        found = [value for kind, value in allowed if kind == figure.kind]
-    # As written, or as rendered and then written: 1.725 is 1.73 and never 1.72.
-    return any(abs(value - figure.value) <= 0.5 * 10**-figure.digits * (1 + 1e-9) for value in found)
+        found = [value for kind, value in allowed if kind == one.kind]
+    return any(abs(value - one.value) <= half for value in found)
 
 
-def _balanced(known: list[Checked], written: list[_Figure]) -> bool:
+def _balanced(known: list[Checked], written: list[Typed]) -> bool:
     """Whether worst and geometric mean stand beside the best."""
     for checked in known:
         if checked.summary is not None:
