@@ -10,14 +10,18 @@ app = typer.Typer(
     help="Say how much faster something is, and under which conditions. A multiplier is derived, never typed.",
 )  # fmt: skip
 
-Files = Annotated[list[Path], typer.Argument(metavar="FILE...", help="claims and records (.json, .jsonl), texts (.md, .txt)")]
+Files = Annotated[
+    list[Path], typer.Argument(metavar="FILE...", help="claims and records (.json, .jsonl), texts (.md, .txt)")
+]
 
 
 @app.command("check")
 def check(
     files: Files,
     as_json: Annotated[bool, typer.Option("--json", help="print data instead of text")] = False,
-    as_sarif: Annotated[bool, typer.Option("--sarif", help="print SARIF 2.1.0 instead of text; same exit code")] = False,
+    as_sarif: Annotated[
+        bool, typer.Option("--sarif", help="print SARIF 2.1.0 instead of text; same exit code")
+    ] = False,
 ) -> None:
     """Hold claims and records against the twenty rules, and texts against the claims.
 
@@ -34,7 +38,9 @@ def check(
 @app.command("render")
 def render(
     files: Files,
-    claim: Annotated[list[str] | None, typer.Option("--claim", metavar="ID", help="only this one; may be repeated")] = None,
+    claim: Annotated[
+        list[str] | None, typer.Option("--claim", metavar="ID", help="only this one; may be repeated")
+    ] = None,
 ) -> None:
     """Print claims as Markdown: figures, what the title has to carry, findings. `check` knows these blocks again.
 
@@ -48,11 +54,15 @@ def render(
 @app.command("import")
 def import_(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="what a benchmark wrote")],
-    format: Annotated[str, typer.Option(metavar="auto|vllm|sglang|aiperf|inferencex", help="whose file it is")] = "auto",
+    format: Annotated[
+        str, typer.Option(metavar="auto|vllm|sglang|aiperf|inferencex", help="whose file it is")
+    ] = "auto",
     conditions: Annotated[
         Path | None, typer.Option("--with", metavar="FILE", help="TOML: conditions that the tool did not write down")
     ] = None,
-    out: Annotated[Path | None, typer.Option("-o", "--out", metavar="FILE", help="write there, not to the screen")] = None,
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", metavar="FILE", help="write there, not to the screen")
+    ] = None,
 ) -> None:
     """Read what `vllm bench serve`, SGLang, AIPerf or InferenceX wrote as measurement records, one a line.
 
@@ -81,7 +91,7 @@ def plot(
     files: Files,
     out: Annotated[Path, typer.Option("-o", "--out", metavar="DIR", help="where the SVG files go; made if needed")],
 ) -> None:
-    """Draw claims over their grid, and records as tok/s/user against tok/s/GPU. Needs `pip install 'fasttrack[plots]'`.
+    """Draw claims over their grid, and records as tok/s/user against tok/s/GPU. Needs `pip install 'fasttrack[plot]'`.
 
     Example: `fasttrack claims plot claims/*.json -o plots`
     """

@@ -67,7 +67,10 @@ def plot(paths: Sequence[Path], out: Path) -> None:
     from fasttrack_validation.claims import plots
 
     items = [item.value for path in paths for item in documents.read(path)[1]]
-    print("\n".join(map(str, plots.write(items, out))) or "nothing to draw: no claim with a multiplier, no record with rates")
+    print(
+        "\n".join(map(str, plots.write(items, out)))
+        or "nothing to draw: no claim with a multiplier, no record with rates"
+    )
 
 
 def _lines(found: review.Review) -> list[str]:

@@ -26,7 +26,12 @@ def vllm(**changes: Any) -> dict[str, Any]:
         "p99_client_queue_time_ms": 0.0,
     }  # fmt: skip
     for name, mean in (("ttft", 205.0), ("tpot", 10.0), ("itl", 10.0), ("e2el", 235.0)):
-        result |= {f"mean_{name}_ms": mean, f"median_{name}_ms": mean + 0.5, f"std_{name}_ms": 1.0, f"p99_{name}_ms": mean + 5}
+        result |= {
+            f"mean_{name}_ms": mean,
+            f"median_{name}_ms": mean + 0.5,
+            f"std_{name}_ms": 1.0,
+            f"p99_{name}_ms": mean + 5,
+        }
     return result | changes
 
 
@@ -102,7 +107,12 @@ def inferencex(**changes: Any) -> dict[str, Any]:
         "avg_power_w": 610.0, "joules_per_output_token": 12.4,
     }  # fmt: skip
     for name, mean in (("ttft", 0.205), ("tpot", 0.010), ("itl", 0.010), ("e2el", 10.4), ("intvty", 100.0)):
-        result |= {f"mean_{name}": mean, f"median_{name}": mean * 1.01, f"std_{name}": mean / 10, f"p99.9_{name}": mean * 1.2}
+        result |= {
+            f"mean_{name}": mean,
+            f"median_{name}": mean * 1.01,
+            f"std_{name}": mean / 10,
+            f"p99.9_{name}": mean * 1.2,
+        }
     return result | changes
 
 

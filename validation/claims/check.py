@@ -161,7 +161,9 @@ def _implied(claim: Claim, rows: tuple[Row, ...]) -> tuple[Row, ...]:
     for pair, row in zip(claim.pairs, rows, strict=True):
         share = pair.baseline.timed.share
         if row.ratio is not None and share is not None:
-            low, value, high = (derive.end_to_end(one, share) for one in (row.ratio.low, row.ratio.value, row.ratio.high))
+            low, value, high = (
+                derive.end_to_end(one, share) for one in (row.ratio.low, row.ratio.value, row.ratio.high)
+            )
             ratio = Ratio(value=value, low=low, high=high, repetitions=row.ratio.repetitions)
             implied.append(Row(cell=pair.cell, candidate=None, baseline=None, ratio=ratio))
     return tuple(implied)

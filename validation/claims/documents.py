@@ -1,4 +1,4 @@
-"""Reading claims and records: JSON, JSON Lines, and Markdown with fenced `claim` blocks, with the line each stands on."""
+"""Reading claims and records with their lines: JSON, JSON Lines, and Markdown with fenced `claim` blocks."""
 
 import json
 import re
@@ -69,46 +69,95 @@ def fences(text: str) -> Iterator[Fence]:
         yield Fence(opened[1], opened[2], len(lines), "\n".join(body))
 
 
+def _beside(path: Path, line: int, name: Any) -> tuple[Item, ...]:
+    """A block in a text may stand for a file of data beside it; not for another text, which may stand for this one."""
+    target = path.parent / name if isinstance(name, str) else None
+    if target is None or target.suffix in PROSE:
+        raise UserError(
+            f"{path}:{line}: file: {name!r} is no file of claims", "name a .json or .jsonl file beside the text"
+        )
+    return read(target)[1]
+
+
+class _Element(NamedTuple):
+    """A value of a file with its own text, and where both start: in the text, and as the first key of its path."""
+
+    data: Any
+    text: str
+    line: int
+    prefix: tuple[int, ...]
+
+
 def _items(text: str, path: Path, first: int) -> Iterator[Item]:
     try:
-        data = json.loads(text, object_pairs_hook=_no_duplicates)
+        elements = list(_elements(text))
     except json.JSONDecodeError as error:
-        raise UserError(f"{path}:{first + error.lineno - 1}: not valid JSON: {error.msg}", "correct the file") from error
+        raise UserError(
+            f"{path}:{first + error.lineno - 1}: not valid JSON: {error.msg}", "correct the file"
+        ) from error
     except (RecursionError, ValueError) as error:
         raise UserError(f"{path}:{first}: cannot be parsed: {error}", "correct the file") from error
-    if isinstance(data, dict) and set(data) == {"file"} and isinstance(data["file"], str):
-        # A block in a text may stand for a file beside it. Its claims are reported where the text names them.
-        target = path.parent / data["file"]
-        yield from (item._replace(line=first) if item.path == path else item for item in read(target)[1])
-        return
-    listed = isinstance(data, list)
-    for index, element in enumerate(data if listed else [data]):
-        prefix = (index,) if listed else ()
-        yield Item(_validated(element, text, path, first, prefix), path, first + _line(text, prefix) - 1)
+    for element in elements:
+        data, line = element.data, first + element.line - 1
+        if path.suffix in PROSE and isinstance(data, dict) and set(data) == {"file"}:
+            yield from _beside(path, line, data["file"])
+        else:
+            yield Item(_validated(element, path, line), path, line)
 
 
-def _validated(data: Any, text: str, path: Path, first: int, prefix: tuple[int, ...]) -> Claim | Measurement:
+def _elements(text: str) -> Iterator[_Element]:
+    """The values of a list one by one, or the one value of a text. Linear in the text, however many there are."""
+    decoder = json.JSONDecoder(object_pairs_hook=_no_duplicates)
+    line, counted = 1, 0
+
+    def value(at: int, prefix: tuple[int, ...]) -> tuple[_Element, int]:
+        nonlocal line, counted
+        data, end = decoder.raw_decode(text, at)
+        line, counted = line + text.count("\n", counted, at), at
+        return _Element(data, text[at:end], line, prefix), end
+
+    at = _skip(text, 0)
+    if text[at : at + 1] != "[":
+        element, at = value(at, ())
+        yield element
+    else:
+        index, at = 0, _skip(text, at + 1)
+        while text[at : at + 1] != "]":
+            element, at = value(at, (index,))
+            yield element
+            index, at = index + 1, _skip(text, at)
+            if text[at : at + 1] == ",":
+                at = _skip(text, at + 1)
+            elif text[at : at + 1] != "]":
+                raise json.JSONDecodeError("Expecting ',' or ']'", text, at)
+        at += 1
+    if _skip(text, at) != len(text):
+        raise json.JSONDecodeError("Extra data", text, at)
+
+
+def _skip(text: str, at: int) -> int:
+    return re.compile(r"[ \t\n\r]*").match(text, at).end()
+
+
+def _validated(element: _Element, path: Path, first: int) -> Claim | Measurement:
+    data, text, prefix = element.data, element.text, element.prefix
     version = data.get("schema_version") if isinstance(data, dict) else None
     kind = KINDS.get(version) if isinstance(version, str) else None
     if kind is None:
-        line = first + _line(text, (*prefix, "schema_version")) - 1
+        line = first + strict.line_of(text, ("schema_version",), suffix=".json") - 1
         known = ", ".join(map(repr, KINDS))
         raise UserError(f"{path}:{line}: schema_version: {version!r} is not known", f"give one of {known}")
     try:
-        return kind.model_validate_json(json.dumps(data))
+        return kind.model_validate_json(text)
     except ValidationError as error:
         (one, *more) = error.errors()
         loc = tuple(one["loc"])
         where = ".".join(map(str, (*prefix, *loc))) or "(the whole)"
         what = {"missing": "is missing", "extra_forbidden": "is not a known key"}.get(one["type"])
         message = what or one["msg"].removeprefix("Value error, ")
-        line = first + _line(text, (*prefix, *loc)) - 1
+        line = first + strict.line_of(text, loc, suffix=".json") - 1
         others = f" (and {len(more)} more)" if more else ""
         raise UserError(f"{path}:{line}: {where}: {message}{others}", f"correct {where}") from error
-
-
-def _line(text: str, key_path: tuple[str | int, ...]) -> int:
-    return strict.line_of(text, key_path, suffix=".json") if key_path else 1
 
 
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

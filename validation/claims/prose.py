@@ -124,7 +124,11 @@ def _paragraph(paragraph: list[tuple[int, str]], claims: Mapping[str, Checked]) 
 
 def _cells(paragraph: list[tuple[int, str]]) -> Iterator[tuple[int, Typed]]:
     """Bare numbers below a table's header that names a rate or a speed-up."""
-    rows = [(number, [cell.strip() for cell in line.strip().strip("|").split("|")]) for number, line in paragraph if "|" in line]
+    rows = [
+        (number, [cell.strip() for cell in line.strip().strip("|").split("|")])
+        for number, line in paragraph
+        if "|" in line
+    ]
     if len(rows) < 3 or not all(re.fullmatch(r":?-+:?", cell) for cell in rows[1][1]):
         return
     for column, header in enumerate(rows[0][1]):

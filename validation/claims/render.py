@@ -1,4 +1,4 @@
-"""A checked claim as Markdown. The block says what it is, so that `fasttrack claims check` can tell it was not edited."""
+"""A checked claim as Markdown. The block says what it is, so that `fasttrack claims check` sees whether it was edited."""
 
 from .check import Checked, Row
 from .derive import acceptance, figure
@@ -91,7 +91,9 @@ def _summary(checked: Checked) -> list[str]:
     if found is None or len(checked.rows) < 2:
         return []
     losing = f"; slower in {', '.join(found.losing)}" if found.losing else ""
-    return [f"Worst {times(found.worst)}, geometric mean {times(found.geometric_mean)}, best {times(found.best)}{losing}."]
+    return [
+        f"Worst {times(found.worst)}, geometric mean {times(found.geometric_mean)}, best {times(found.best)}{losing}."
+    ]
 
 
 def _absolutes(checked: Checked) -> list[str]:
@@ -115,7 +117,9 @@ def _identities(checked: Checked) -> list[str]:
             continue
         how = {True: "forced", False: "natural", None: "forced or natural, unknown"}[arm.speculation.forced]
         tokens, step, rate = parts
-        lines.append(f"- {pair.cell}: {rate:.1f} tok/s/user = acceptance length {tokens:g} ({how}) / {step * 1e3:.2f} ms a step.")
+        lines.append(
+            f"- {pair.cell}: {rate:.1f} tok/s/user = acceptance length {tokens:g} ({how}) / {step * 1e3:.2f} ms a step."
+        )
     return lines
 
 

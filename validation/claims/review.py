@@ -1,4 +1,4 @@
-"""Files together: claims and records against the rules, texts against the claims. What `fasttrack claims check` prints."""
+"""Files together: claims and records against the rules, texts against the claims."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -29,7 +29,7 @@ class Reviewed(NamedTuple):
 
 
 class Review(NamedTuple):
-    """Everything that files hold. A text without a figure is something that was checked; a file without claims is not."""
+    """Everything that files hold. A text without a figure was checked; a file of data without claims was not."""
 
     items: tuple[Reviewed, ...]
     located: tuple[Located, ...]
@@ -47,7 +47,7 @@ class Review(NamedTuple):
 
 
 def review(paths: Iterable[Path]) -> Review:
-    """Reads and checks files; a text may name claims of any file among them. Raises UserError for what cannot be read."""
+    """Reads and checks files; a text may name claims of any of them. Raises UserError for what cannot be read."""
     items: list[Reviewed] = []
     texts: list[tuple[Path, str]] = []
     for path in paths:
@@ -61,14 +61,18 @@ def review(paths: Iterable[Path]) -> Review:
         if item.checked is None:
             continue
         if item.name in claims and claims[item.name].claim != item.checked.claim:
-            raise UserError(f"{item.path}:{item.line}: another claim is called {item.name!r}", "give it a name of its own")
+            raise UserError(
+                f"{item.path}:{item.line}: another claim is called {item.name!r}", "give it a name of its own"
+            )
         claims[item.name] = item.checked
     located = [
         Located(one.rule, one.effect, one.message, item.path, item.line, item.name)
         for item in items for one in item.findings
     ]  # fmt: skip
     located += [
-        Located(one.rule, None, one.message, str(path), one.line) for path, text in texts for one in remarks(text, claims)
+        Located(one.rule, None, one.message, str(path), one.line)
+        for path, text in texts
+        for one in remarks(text, claims)
     ]
     return Review(tuple(items), tuple(located), len(texts))
 

@@ -39,7 +39,7 @@ def document(located: Iterable[Located]) -> dict[str, Any]:
     results = [
         {
             "ruleId": one.rule, "ruleIndex": index[one.rule], "level": one.level,
-            "message": {"text": f"{one.subject}: {one.message}. {one.remedy}" if one.subject else f"{one.message}. {one.remedy}"},
+            "message": {"text": f"{one.subject}{': ' if one.subject else ''}{one.message}. {one.remedy}"},
             "locations": [{"physicalLocation": {
                 "artifactLocation": {"uri": one.path}, "region": {"startLine": one.line},
             }}],

@@ -26,7 +26,9 @@ COMPLETE = {
 
 
 def multipliers(found):
-    return re.findall(r"\d(?:\.\d+)?\s?[x×](?![\w])", markdown(found)) + [one for one in figures(found) if one[0] == "ratio"]
+    return re.findall(r"\d(?:\.\d+)?\s?[x×](?![\w])", markdown(found)) + [
+        one for one in figures(found) if one[0] == "ratio"
+    ]
 
 
 def test_complete_claims_have_one():
@@ -138,14 +140,19 @@ def test_ratios_know_no_units_and_invert(candidate, data):
     assert (found.value, found.low, found.high) == pytest.approx((again.value, again.low, again.high), rel=1e-9)
     (turned,) = first.swapped().pairs
     back = ratio(turned, first.metric)
-    assert (back.value, back.low, back.high) == pytest.approx((1 / found.value, 1 / found.high, 1 / found.low), rel=1e-9)
+    assert (back.value, back.low, back.high) == pytest.approx(
+        (1 / found.value, 1 / found.high, 1 / found.low), rel=1e-9
+    )
 
 
 @settings(max_examples=30, deadline=None)
 @given(st.floats(1.05, 3), st.floats(1.5, 7))
 def test_the_product_of_the_split_is_the_whole(factor, tokens):
     """tok/s/user = acceptance length / step time, in both arms."""
-    arms = {"candidate": {"speculation__acceptance_length": tokens}, "baseline": {"speculation__acceptance_length": 1.2}}
+    arms = {
+        "candidate": {"speculation__acceptance_length": tokens},
+        "baseline": {"speculation__acceptance_length": 1.2},
+    }
     found = check(parsed(simple(factor, **{**DRAFT, "speculation__forced": False}, **arms)))
     (split,) = found.splits
     assert split.step_time * split.acceptance == pytest.approx(found.rows[0].ratio.value)

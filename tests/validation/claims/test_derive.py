@@ -30,7 +30,9 @@ def test_nothing_is_derived_from_what_is_unknown(path):
 
 
 def test_a_rate_over_whole_requests_is_not_about_steps():
-    arm = record(server(420.0, **NATURAL, result__tok_s_user_definition="output_tokens/request_latency", result__tpot=None))
+    arm = record(
+        server(420.0, **NATURAL, result__tok_s_user_definition="output_tokens/request_latency", result__tpot=None)
+    )
     assert derive.figure(arm, Metric.STEP_TIME) is None
 
 
@@ -48,7 +50,9 @@ def test_interval_by_hand():
     mean = sum(logs) / 5
     half = 2.776 * math.sqrt(sum((one - mean) ** 2 for one in logs) / 4) / math.sqrt(5)
     found = derive.ratio(claim.pairs[0], Metric.TPOT)
-    assert (found.value, found.low, found.high) == pytest.approx((math.exp(mean), math.exp(mean - half), math.exp(mean + half)))
+    assert (found.value, found.low, found.high) == pytest.approx(
+        (math.exp(mean), math.exp(mean - half), math.exp(mean + half))
+    )
 
 
 def test_amdahl():

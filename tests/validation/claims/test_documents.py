@@ -24,8 +24,25 @@ def test_kinds_and_lines(tmp_path):
     ]  # fmt: skip
     lines = write(tmp_path / "a.jsonl", json.dumps(other) + "\n\n" + json.dumps(other) + "\n")
     assert [item.line for item in read(lines)[1]] == [1, 3]
-    text = write(tmp_path / "a.md", "# T\n\n```claim\n" + json.dumps(one) + '\n```\n\n~~~claim\n{"file": "a.json"}\n~~~\n')
+    text = write(
+        tmp_path / "a.md", "# T\n\n```claim\n" + json.dumps(one) + '\n```\n\n~~~claim\n{"file": "a.json"}\n~~~\n'
+    )
     assert [(item.path.name, item.line) for item in read(text)[1]] == [("a.md", 4), ("a.json", 2), ("a.json", 3)]
+
+
+def test_a_text_that_stands_for_itself(tmp_path):
+    for name in ("a.md", 7):
+        path = write(tmp_path / "a.md", "```claim\n" + json.dumps({"file": name}) + "\n```\n")
+        with pytest.raises(UserError, match="is no file of claims"):
+            read(path)
+    with pytest.raises(UserError, match="schema_version"):
+        read(write(tmp_path / "a.json", {"file": "a.json"}))
+
+
+@pytest.mark.parametrize("text", ["[1 2]", "[1,", "{} x", "", "[{}] []", "[,]"])
+def test_what_is_no_json(tmp_path, text):
+    with pytest.raises(UserError, match="not valid JSON|schema_version"):
+        read(write(tmp_path / "a.json", text))
 
 
 def test_fences():
@@ -121,4 +138,8 @@ def test_review(tmp_path):
         review([data, twin])
     bad = write(tmp_path / "m.json", records.server(100.0, result__failed=2, hardware__driver=None))
     (item,) = review([bad]).items
-    assert review([bad]).code == 1 and [one.rule for one in item.findings] == ["P10"] and item.unknown == ("hardware.driver",)
+    assert (
+        review([bad]).code == 1
+        and [one.rule for one in item.findings] == ["P10"]
+        and item.unknown == ("hardware.driver",)
+    )

@@ -130,7 +130,11 @@ def test_an_older_schema_names_its_field(tmp_path, tool, without):
         ("vllm", {"max_concurrency": 2.5}, "max_concurrency: is 2.5, not a whole number"),
         ("sglang", {"server_info": "gone"}, "server_info: is not an object"),
         ("aiperf", {"schema_version": "2.0"}, "schema_version: is '2.0'"),
-        ("aiperf", {"inter_token_latency": {"unit": "fortnights", "avg": 1}}, "inter_token_latency.unit: is 'fortnights'"),
+        (
+            "aiperf",
+            {"inter_token_latency": {"unit": "fortnights", "avg": 1}},
+            "inter_token_latency.unit: is 'fortnights'",
+        ),
         ("aiperf", {"inter_token_latency": {"avg": 1}}, "inter_token_latency.unit: is missing"),
         ("aiperf", {"was_cancelled": True}, "was_cancelled: the run was interrupted"),
         ("inferencex", {"mtp": "on"}, "mtp: is of the schema before"),
@@ -173,7 +177,9 @@ def test_sglang_writes_a_line_for_each_run(tmp_path):
     text = "".join(json.dumps(files.sglang(max_concurrency=n)) + "\n" for n in (1, 8))
     assert [one.workload.concurrency for one in read(tmp_path, text)] == [1, 8]
     speculative = {**files.sglang()["server_info"], "speculative_algorithm": "DSPARK"}
-    (trace,) = read(tmp_path, json.dumps(files.sglang(request_rate="trace", accept_length=3.1, server_info=speculative)))
+    (trace,) = read(
+        tmp_path, json.dumps(files.sglang(request_rate="trace", accept_length=3.1, server_info=speculative))
+    )
     assert trace.workload.request_rate is None
     assert (trace.speculation.method, trace.speculation.acceptance_length) == ("DSPARK", 3.1)
     # A server that says nothing of it is not one without.

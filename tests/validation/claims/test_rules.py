@@ -39,7 +39,11 @@ def shard(**both):
 
 def batches(*sizes, **changes):
     cells = (
-        pair(server(150.0, workload__concurrency=n), server(100.0, identity__commit="a0", workload__concurrency=n), f"b{n}")
+        pair(
+            server(150.0, workload__concurrency=n),
+            server(100.0, identity__commit="a0", workload__concurrency=n),
+            f"b{n}",
+        )
         for n in sizes
     )
     return claim(*cells, **changes)
@@ -182,7 +186,9 @@ def test_a_rule_says_nothing_of_a_clean_claim(rule):
 
 
 def test_the_headline_of_forced_and_of_split_claims():
-    step = check(parsed(records.merged(simple(**{**FORCED, "speculation__acceptance_length": 3.84}), {"metric": "step_time"})))
+    step = check(
+        parsed(records.merged(simple(**{**FORCED, "speculation__acceptance_length": 3.84}), {"metric": "step_time"}))
+    )
     assert step.status is Status.PASSES and step.qualifiers == ("acceptance forced",)
     # 150 against 100 tok/s/user at 5 and 4 tokens a step: 33.3 ms against 40 ms a step, 1.2 times; 1.25 in acceptance
     arms = {"candidate": {"speculation__acceptance_length": 5.0}, "baseline": {"speculation__acceptance_length": 4.0}}

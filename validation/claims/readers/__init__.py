@@ -45,7 +45,7 @@ def _record(data: dict[str, Any], line: str, path: Path, format: str, given: dic
     if name is None:
         raise UserError(f"{path}: is of no known format", f"name it: --format {'|'.join(READERS)}")
     fields = Fields(data, f"{path} ({name})")
-    record = READERS[name](fields)
+    record = {"schema_version": "fasttrack.measurement/1", **READERS[name](fields)}
     record["source"] = {
         "format": name, "file": path.name, "sha256": sha256(line.encode()), "other": fields.rest(),
         "left_out": fields.left_out,
@@ -77,7 +77,9 @@ def _results(path: Path) -> Iterator[tuple[dict[str, Any], str]]:
         raise UserError(f"{path}: cannot be parsed: {error}", "give what the benchmark wrote") from error
     for data, line in listed:
         if not isinstance(data, dict):
-            raise UserError(f"{path}: a result is {type(data).__name__}, not an object", "give what the benchmark wrote")
+            raise UserError(
+                f"{path}: a result is {type(data).__name__}, not an object", "give what the benchmark wrote"
+            )
         yield data, line
 
 

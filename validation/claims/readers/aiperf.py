@@ -48,8 +48,9 @@ def record(fields: Fields) -> dict[str, Any]:
         "tok_s_system": _quantity(fields, "output_token_throughput", _RATES),
     }
     workload = {
-        "isl_achieved": _plain(fields, "input_sequence_length"), "osl_achieved": _plain(fields, "output_sequence_length"),
-        "concurrency": _concurrency(config), "seeds": None if info.get("random_seed") is None else [info["random_seed"]],
+        "isl_achieved": _plain(fields, "input_sequence_length"),
+        "osl_achieved": _plain(fields, "output_sequence_length"), "concurrency": _concurrency(config),
+        "seeds": None if info.get("random_seed") is None else [info["random_seed"]],
     }  # fmt: skip
     models = (config.get("endpoint") or {}).get("model_names")
     fields.keep(*_KEPT)

@@ -39,7 +39,9 @@ class Fields:
         """Raises UserError for the first field that is not there: the file is of an older schema, or of another tool."""
         for name in names:
             if name not in self._data:
-                self.refuse(name, "is missing", "the file is of an older schema, or of another tool; run the tool again")
+                self.refuse(
+                    name, "is missing", "the file is of an older schema, or of another tool; run the tool again"
+                )
 
     def number(self, name: str, *, positive: bool = False) -> float | None:
         """A finite number, None where it is absent, null, or (of a benchmark without such a figure) not finite."""
@@ -123,7 +125,7 @@ class Fields:
         for name in self._data:
             if name not in self._taken:
                 self.refuse(name, "is not a field that this reader knows",
-                            "the file is of a newer schema, or of another tool: a reader that guesses would drop it")  # fmt: skip
+                            "the file is of a newer schema, or of another tool; a guess would drop it")  # fmt: skip
         return self._other
 
     def _take(self, name: str) -> Any:

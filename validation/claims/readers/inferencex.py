@@ -7,7 +7,18 @@ from typing import Any
 
 from .fields import Fields, rate, seconds
 
-_REQUIRED = ("hw", "conc", "model", "framework", "precision", "spec_decoding", "disagg", "isl", "osl", "output_tput_per_gpu")
+_REQUIRED = (
+    "hw",
+    "conc",
+    "model",
+    "framework",
+    "precision",
+    "spec_decoding",
+    "disagg",
+    "isl",
+    "osl",
+    "output_tput_per_gpu",
+)
 _KEPT = (
     "infmax_model_prefix", "recipe_fingerprint", "router", "kv_p2p_transfer", "is_multinode", "tput_per_gpu",
     "input_tput_per_gpu", "pcp_size", "prefill_num_workers", "decode_num_workers", "prefill_hw", "decode_hw",

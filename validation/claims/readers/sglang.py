@@ -51,7 +51,7 @@ def record(fields: Fields) -> dict[str, Any]:
             "dp_attention": _of(server, "enable_dp_attention", bool),
         },
         "engine": {
-            "prefix_cache": None if _of(server, "disable_radix_cache", bool) is None else not server["disable_radix_cache"],
+            "prefix_cache": {True: False, False: True, None: None}[_of(server, "disable_radix_cache", bool)],
             "prefix_cache_hit_rate": hits / 100 if isinstance(hits, (int, float)) else None,
         },
         "workload": {

@@ -68,4 +68,3 @@ def _metadata(fields: Fields) -> None:
     names = fields.names
     first, last = names.index("num_prompts") + 1, names.index("request_rate")
     fields.keep(*names[first:last])
-

@@ -50,7 +50,9 @@ def baseline_old(claim: Claim) -> Iterator[Finding]:
     def why(pair: Pair) -> str | None:
         released, taken = pair.baseline.identity.released, pair.candidate.taken
         days = (taken - released).days if released and taken else 0
-        return f"the baseline is of {released}, {days} days before the candidate was measured" if days > OLD_DAYS else None
+        return (
+            f"the baseline is of {released}, {days} days before the candidate was measured" if days > OLD_DAYS else None
+        )
 
     yield from of_pairs(claim, "P14", Effect.NOTE, why)
 
@@ -60,6 +62,10 @@ def clocks_differ(claim: Claim) -> Iterator[Finding]:
     yield from of_differences("P19", undeclared(claim, CLOCKS))
 
     def why(pair: Pair) -> str | None:
-        return "both arms were throttled" if pair.candidate.hardware.throttled and pair.baseline.hardware.throttled else None
+        return (
+            "both arms were throttled"
+            if pair.candidate.hardware.throttled and pair.baseline.hardware.throttled
+            else None
+        )
 
     yield from of_pairs(claim, "P19", Effect.SUPPRESSED, why)

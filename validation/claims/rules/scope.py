@@ -10,7 +10,7 @@ from .common import of_arms, of_differences
 
 
 def not_end_to_end(claim: Claim) -> Iterator[Finding]:
-    """P6. A server's phase needs its share and an end-to-end row beside it; a shard or an op has neither and says so."""
+    """P6. A server's phase needs its share and an end-to-end row; a shard or an op has neither and says so."""
 
     def why(arm: Measurement) -> str | None:
         phase = arm.timed.phase
@@ -38,7 +38,7 @@ def best_cell(claim: Claim) -> Iterator[Finding]:
     if absent:
         yield Finding(
             rule="P8", effect=Effect.INCOMPLETE, cells=tuple(absent),
-            message=f"the claim is about {len(claim.cells)} cells and shows {len(shown)}: {', '.join(absent)} not shown",
+            message=f"about {len(claim.cells)} cells, of which {', '.join(absent)} not shown",
         )  # fmt: skip
     if claim.headline is not Headline.ALL and len(shown | set(claim.cells)) > 1:
         yield Finding(

@@ -22,7 +22,11 @@ def forced_acceptance(claim: Claim) -> Iterator[Finding]:
         return
 
     def why(arm: Measurement) -> str | None:
-        return f"acceptance forced to {arm.speculation.acceptance_length or 'an unknown length'}" if arm.speculation.forced else None
+        return (
+            f"acceptance forced to {arm.speculation.acceptance_length or 'an unknown length'}"
+            if arm.speculation.forced
+            else None
+        )
 
     yield from of_arms(claim, "P3", Effect.REPLACED, why)
 

@@ -1,4 +1,4 @@
-"""Rules about whether figures are of a working system, and whether the harness can be believed: P9 to P12, P15 to P18."""
+"""Rules about whether the system works and the harness can be believed: P9 to P12, P15 to P18."""
 
 from collections.abc import Iterator
 
@@ -82,7 +82,9 @@ def no_accuracy(claim: Claim) -> Iterator[Finding]:
         bundle, commit = pair.candidate.validity.accuracy, pair.candidate.identity.commit
         if bundle is None:
             return "no accuracy bundle"
-        return f"the accuracy bundle is of {bundle.commit}, the candidate is {commit}" if bundle.commit != commit else None
+        return (
+            f"the accuracy bundle is of {bundle.commit}, the candidate is {commit}" if bundle.commit != commit else None
+        )
 
     def lost(pair: Pair) -> str | None:
         bundle = pair.candidate.validity.accuracy
