@@ -10,7 +10,8 @@ from .findings import BLOCKING, Effect, Finding, Status, status
 from .measurement import Measurement, Metric, Phase, Scope
 from .rules import findings
 from .rules.scope import not_end_to_end
-from .rules.speculation import implausible
+from .rules.shown import shown_metric
+from .rules.speculation import implausible, step_time_ratio
 from .rules.validity import degenerate, failed, impossible, warmed
 
 # What the rows end to end are not asked again: the claim they stand beside was.
@@ -91,7 +92,7 @@ def check(claim: Claim) -> Checked:
             one.model_copy(update={"message": f"end-to-end row: {one.message}"})
             for one in checked_whole.findings if one.rule not in _OF_THE_CLAIM
         )  # fmt: skip
-    metric = _shown(claim, found)
+    metric = shown_metric(claim)
     blocked = any(one.effect in BLOCKING for one in found)
     ratios: Callable[[Pair, Metric], Ratio | None] = (lambda pair, metric: None) if blocked else derive.ratio
     rows = tuple(_row(pair, metric, ratios) for pair in claim.pairs)
@@ -117,14 +118,6 @@ def check_measurement(measurement: Measurement) -> tuple[Finding, ...]:
     )  # fmt: skip
 
 
-def _shown(claim: Claim, found: tuple[Finding, ...]) -> Metric:
-    """The metric that may be shown: a step's time under forced acceptance, tok/s/GPU where GPU counts differ."""
-    rules = {one.rule for one in found if one.effect is Effect.REPLACED}
-    if "P2" in rules:
-        return Metric.TOK_S_GPU
-    return Metric.STEP_TIME if "P3" in rules else claim.metric
-
-
 def _row(pair: Pair, metric: Metric, ratios: Callable[[Pair, Metric], Ratio | None]) -> Row:
     return Row(
         cell=pair.cell, candidate=derive.figure(pair.candidate, metric), baseline=derive.figure(pair.baseline, metric),
@@ -144,13 +137,13 @@ def _summary(rows: tuple[Row, ...]) -> Summary | None:
 
 def _splits(claim: Claim, found: tuple[Finding, ...]) -> tuple[Split, ...]:
     cells = {cell for one in found if one.rule == "P5" for cell in one.cells}
-    splits = []
-    for pair in claim.pairs:
-        step = derive.ratio(pair, Metric.STEP_TIME)
-        if pair.cell in cells and step is not None:
-            share = derive.acceptance(pair.candidate) / derive.acceptance(pair.baseline)
-            splits.append(Split(cell=pair.cell, step_time=step.value, acceptance=share))
-    return tuple(splits)
+    return tuple(
+        Split(
+            cell=pair.cell, step_time=step_time_ratio(pair),
+            acceptance=derive.acceptance(pair.candidate) / derive.acceptance(pair.baseline),
+        )
+        for pair in claim.pairs if pair.cell in cells
+    )  # fmt: skip
 
 
 def _implied(claim: Claim, rows: tuple[Row, ...]) -> tuple[Row, ...]:

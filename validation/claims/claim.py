@@ -5,14 +5,25 @@ A claim holds no multiplier. What it may say is derived from its records by `che
 from enum import StrEnum
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from ..records import Frozen
 from .measurement import Measurement, Metric
 from .typed import typed
 from .units import Quantity
 
+
+def _without_figure(text: str) -> str:
+    if found := next(typed(text), None):
+        raise ValueError(f"{found.text!r} is typed: a claim's figures are derived")
+    return text
+
+
+Words = Annotated[str, Field(min_length=1), AfterValidator(_without_figure)]
 ClaimId = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]*$", max_length=80)]
+
+
+OF_REQUESTS = frozenset({Metric.REQUEST_LATENCY, Metric.TOK_S_USER, Metric.TOK_S_SYSTEM, Metric.TOK_S_GPU})
 
 
 class Subject(StrEnum):
@@ -89,7 +100,7 @@ class Swap(Frozen):
 class Pair(Frozen):
     """One cell: both arms under the same conditions."""
 
-    cell: str = Field(min_length=1)
+    cell: Words
     candidate: Measurement
     baseline: Measurement
     swap: Swap | None = None
@@ -106,7 +117,7 @@ class Claim(Frozen):
 
     schema_version: Literal["fasttrack.claim/1"] = "fasttrack.claim/1"
     id: ClaimId
-    title: str = Field(min_length=1)
+    title: Words
     metric: Metric
     under_test: UnderTest
     headline: Headline = Headline.ALL
@@ -114,14 +125,7 @@ class Claim(Frozen):
     pairs: tuple[Pair, ...] = Field(min_length=1)
     end_to_end: tuple[Pair, ...] = Field((), description="the same cells end to end, beside a claim about a phase")
 
-    end_to_end_metric: Metric = Metric.REQUEST_LATENCY
-
-    @field_validator("title")
-    @classmethod
-    def _no_figure(cls, title: str) -> str:
-        if found := next(typed(title), None):
-            raise ValueError(f"{found.text!r} is typed: a claim's figures are derived")
-        return title
+    end_to_end_metric: Metric = Field(Metric.REQUEST_LATENCY, description="of whole requests: latency or a rate")
 
     @model_validator(mode="after")
     def _cells(self) -> "Claim":
@@ -129,6 +133,8 @@ class Claim(Frozen):
             names = [pair.cell for pair in pairs]
             if len(set(names)) != len(names):
                 raise ValueError(f"cell {next(n for n in names if names.count(n) > 1)} is there twice")
+        if self.end_to_end_metric not in OF_REQUESTS:
+            raise ValueError(f"end_to_end_metric: {self.end_to_end_metric} is not of whole requests")
         if len({pair.candidate.scope for pair in self.pairs}) > 1:
             raise ValueError("pairs: of one scope in one claim")
         return self

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel
 
 from .claim import MAY_DIFFER, Claim, Pair, UnderTest
+from .derive import floor_seconds
 from .measurement import Measurement, Metric, Phase, Scope, known
 
 # What is measured, or proves something about one arm. Rules of their own look at it.
@@ -106,7 +107,11 @@ def stated(measurement: Measurement, path: str) -> Any:
 
 def missing(measurement: Measurement, metric: Metric) -> tuple[str, ...]:
     """Required conditions that a record does not state."""
-    return tuple(path for path in required(measurement, metric) if known(measurement, path) is None)
+    found = [path for path in required(measurement, metric) if known(measurement, path) is None]
+    if "validity.floor" not in found and "hardware.sku" not in found and floor_seconds(measurement) is None:
+        # A floor in bytes is a time only on a card whose data sheet is known.
+        found.append(f"a data sheet of {measurement.hardware.sku!r}")
+    return tuple(found)
 
 
 def unknown(pair: Pair, metric: Metric) -> tuple[str, ...]:

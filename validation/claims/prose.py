@@ -22,9 +22,13 @@ RULES = {
         "a claim that is not there",
         "add the claim to the text as a fenced `claim` block, or give its file to the same command",
     ),
-    "prose.up_to": (
+    "prose.best_alone": (
         "the best cell alone",
         "write worst, geometric mean and best together",
+    ),
+    "prose.scope": (
+        "a figure without the words that say what it is about",
+        "write what the claim's title carries: `fasttrack claims render` prints it",
     ),
     "prose.altered": (
         "a rendered claim that was edited",
@@ -49,6 +53,15 @@ class Remark(NamedTuple):
 ROUNDING = 0.02
 _HEADER = re.compile(r"tok(?:en)?s?\s?/\s?s|tokens?\s+(?:per|a)\s+second|speed-?\s?up|\bmultiplier\b", re.IGNORECASE)
 _REFERENCE = re.compile(r"\[claim:([a-z0-9][a-z0-9.-]*)\]")
+# Words of a title's qualifiers, and how a text may write them.
+_SCOPES = [
+    ("decode only", re.compile(r"\bdecod\w*[\s-]+only\b|\bonly\s+decod|\bin decode\b", re.IGNORECASE)),
+    ("prefill only", re.compile(r"\bprefill[\s-]+only\b|\bonly\s+prefill|\bin prefill\b", re.IGNORECASE)),
+    ("one rank", re.compile(r"\bone rank\b|\brank shard\b|\bsingle rank\b", re.IGNORECASE)),
+    ("single stream", re.compile(r"\bsingle[\s-]stream\b", re.IGNORECASE)),
+    ("acceptance forced", re.compile(r"\bforced\b", re.IGNORECASE)),
+    ("provisional", re.compile(r"\bprovisional", re.IGNORECASE)),
+]
 _OPENING = re.compile(r"\s*<!-- claim: (\S+) -->\s*")
 # What a program printed is a text like any other; source code is not.
 _SHOWN = frozenset({"", "text", "txt", "console", "log", "output", "plain", "markdown", "md"})
@@ -103,7 +116,7 @@ def _paragraphs(lines: list[str], hidden: set[int]) -> Iterator[list[tuple[int, 
 
 
 def _paragraph(paragraph: list[tuple[int, str]], claims: Mapping[str, Checked]) -> Iterator[Remark]:
-    written = [(number, one) for number, line in paragraph for one in typed(line)]
+    written = [(number, one) for number, line in paragraph for one in typed(_REFERENCE.sub("", line))]
     written += _cells(paragraph)
     named = list(dict.fromkeys(name for _, line in paragraph for name in _REFERENCE.findall(line)))
     for number, line in paragraph:
@@ -115,11 +128,35 @@ def _paragraph(paragraph: list[tuple[int, str]], claims: Mapping[str, Checked]) 
     for number, one in written:
         if not named:
             yield Remark("prose.unbacked", number, f"{one.text!r} has no claim behind it")
-        elif known and not _matches(one, allowed):
+        elif not known:
+            continue
+        elif not _matches(one, allowed):
             shown = ", ".join(dict.fromkeys(times(v) if kind == "ratio" else f"{v:.1f} tok/s" for kind, v in allowed))
             yield Remark("prose.mismatch", number, f"{one.text!r}: {', '.join(named)} derives {shown or 'no figure'}")
-        elif known and one.up_to and not _balanced(known, [other for _, other in written]):
-            yield Remark("prose.up_to", number, f"'up to {one.text}' stands alone")
+        elif (one.up_to or _best(one, known)) and not _balanced(known, [other for _, other in written]):
+            yield Remark("prose.best_alone", number, f"{one.text!r} stands alone")
+    if written and known:
+        said = _REFERENCE.sub("", " ".join(line for _, line in paragraph))
+        for checked in known:
+            lacking = [words for words, pattern in _SCOPES if _carries(checked, words) and not pattern.search(said)]
+            if lacking:
+                yield Remark(
+                    "prose.scope", written[0][0], f"figures of {checked.claim.id} without: {', '.join(lacking)}"
+                )
+
+
+def _carries(checked: Checked, words: str) -> bool:
+    return any(words in qualifier for qualifier in checked.qualifiers)
+
+
+def _best(one: Typed, known: list[Checked]) -> bool:
+    """Whether the figure is the best of several cells, and not also their mean or worst."""
+    summaries = [checked.summary for checked in known if checked.summary is not None and len(checked.rows) > 1]
+    return any(
+        _matches(one, [("ratio", summary.best)])
+        and not _matches(one, [("ratio", summary.geometric_mean), ("ratio", summary.worst)])
+        for summary in summaries
+    )
 
 
 def _cells(paragraph: list[tuple[int, str]]) -> Iterator[tuple[int, Typed]]:

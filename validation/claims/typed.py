@@ -22,8 +22,8 @@ _BETTER = (
     r"(?:faster|slower|quicker|higher|lower|better|more|less|fewer|as fast|as many|as much|the speed|the throughput)"
 )
 _MULTIPLIERS = [
-    rf"(?<![\w.])(?P<m>\d+(?:\.\d+)?)\s?[x×]?\s?(?:-|–|—|to)\s?{_NUMBER}\s?[x×](?![\w×])(?!\s*\d){_CARDS}",
-    rf"(?<![\w.×]){_NUMBER}\s?[x×](?![\w×])(?!\s*\d){_CARDS}",
+    rf"(?<![\w.])(?P<m>\d+(?:\.\d+)?)\s?[xX×]?\s?(?:-|–|—|to)\s?{_NUMBER}\s?[xX×](?![\w×])(?!\s*\d){_CARDS}",
+    rf"(?<![\w.×]){_NUMBER}\s?[xX×](?![\w×])(?!\s*\d){_CARDS}",
     r"(?<![\w.])[x×]\s?(?P<n>\d+\.\d+)\b",
     rf"(?<![\w.]){_NUMBER}\s?-?\s?fold\b",
     rf"(?<![\w.]){_NUMBER}\s+times\s+{_BETTER}\b",

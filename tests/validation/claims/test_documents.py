@@ -88,6 +88,8 @@ def test_a_line_far_down_is_named(tmp_path):
     ("change", "words"),
     [
         ({"title": "Decode, 1.8x faster"}, "is typed"),
+        ({"pairs": [{**records.simple()["pairs"][0], "cell": "b4, 1.8x"}]}, "is typed"),
+        ({"end_to_end_metric": "ttft"}, "not of whole requests"),
         ({"pairs": []}, "pairs"),
         ({"id": "No Spaces"}, "id"),
         ({"under_test": {"subject": "option"}}, "name the options"),

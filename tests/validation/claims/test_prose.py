@@ -27,6 +27,7 @@ def found(text, claims=CLAIMS):
         ("decode is 1.73x faster", ["ratio"]),
         ("decode is 1.73× faster", ["ratio"]),
         ("2x Faster decode", ["ratio"]),
+        ("a gain of 1.73X", ["ratio"]),
         ("from 1.62x to 1.71x", ["ratio", "ratio"]),
         ("1.36-1.75x in decode", ["ratio", "ratio"]),
         ("x1.8 in throughput", ["ratio"]),
@@ -83,7 +84,11 @@ def test_what_is_no_figure(line):
         ("1.80x per user [claim:users]", [("prose.mismatch", 1)]),
         ("0.90x per GPU [claim:users]", []),
         ("403.2 tok/s/user on 16 GPUs [claim:users]", []),
-        ("Up to 1.71x [claim:range]", [("prose.up_to", 1)]),
+        ("Up to 1.71x [claim:range]", [("prose.best_alone", 1)]),
+        ("It is 1.71x [claim:range]", [("prose.best_alone", 1)]),
+        ("1.62x to 1.71x [claim:range]", [("prose.best_alone", 1)]),
+        ("1.66x [claim:range]", []),
+        ("1.62x [claim:range]", []),
         ("1.62x at worst, 1.66x in the geometric mean, up to 1.71x [claim:range]", []),
         ("up to 1.71x", [("prose.unbacked", 1)]),
         ("| case | tok/s |\n| --- | --- |\n| a | 842 |\n| b | **488** |", [("prose.unbacked", 3), ("prose.unbacked", 4)]),
@@ -96,6 +101,29 @@ def test_what_is_no_figure(line):
 )  # fmt: skip
 def test_texts(text, expected):
     assert found(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("1.73x in step time [claim:forced]", [("prose.scope", 1)]),
+        ("1.73x in step time, acceptance forced, single stream [claim:forced]", []),
+        ("1.54x [claim:decode]", [("prose.scope", 1)]),
+        ("1.54x, decode only [claim:decode]", []),
+        ("1.50x [claim:provisional]", [("prose.scope", 1)]),
+        ("1.50x, provisional [claim:provisional]", []),
+        ("1.50x of one rank, decode-only [claim:shard]", []),
+        ("1.50x in decode [claim:shard]", [("prose.scope", 1)]),
+    ],
+)
+def test_a_figure_carries_its_scope(text, expected):
+    shard = records.simple(scope="rank_shard", collectives=[], timed__phase="decode", workload__context=1024)
+    data = {
+        "forced": records.forced_single_stream(), "decode": records.decode_only(), "shard": shard,
+        "provisional": records.simple(validity__accuracy=None),
+    }  # fmt: skip
+    claims = {name: check(records.parsed({**one, "id": name})) for name, one in data.items()}
+    assert found(text, claims) == expected
 
 
 def test_a_rendered_claim_stands_as_it_was_rendered():

@@ -33,6 +33,17 @@ def phase(end_to_end):
     return records.merged(data, {"end_to_end": [rows] if end_to_end else []})
 
 
+NO_STEP = {"result__tpot": None, "result__tok_s_user": None}
+
+
+def elsewhere():
+    """A row end to end at another batch is of another cell."""
+    data = phase(True)
+    for arm in ("candidate", "baseline"):
+        data["end_to_end"][0][arm]["workload"]["concurrency"] = 64
+    return data
+
+
 def shard(**both):
     return simple(scope="rank_shard", collectives=[], timed__phase="decode", workload__context=1024, **both)
 
@@ -157,9 +168,14 @@ def test_page(rule):
         ("P2", simple(candidate=TP16), Effect.SUPPRESSED, "hardware.gpus 16 against 8"),
         ("P4", simple(**{**NATURAL, "speculation__acceptance_length": 8.5}), Effect.ERROR, "at most 8"),
         ("P4", simple(**{**FORCED, "identity__model": "other", "speculation__acceptance_length": 5.3}), Effect.ERROR, "5.21"),
+        ("P5", simple(**NATURAL, candidate={**latency(5.0), "speculation__acceptance_length": 5.0, **NO_STEP},
+                      baseline={**latency(6.0), **NO_STEP}), Effect.SUPPRESSED, "no step time to tell them apart"),
+        ("P6", elsewhere(), Effect.INCOMPLETE, "no end-to-end row for b4"),
         ("P6", shard(), Effect.QUALIFIED, "decode only"),
         ("P6", phase(True), Effect.QUALIFIED, "decode only"),
         ("P8", batches(4, 8, cells=["b4", "b8", "b16"]), Effect.INCOMPLETE, "b16 not shown"),
+        ("P10", simple(candidate={"result__completed": 0}), Effect.INVALID, "no request was completed"),
+        ("P1", simple(hardware__sku="a card"), Effect.WITHHELD, "a data sheet of 'a card'"),
         ("P9", simple(candidate={"engine__prefix_cache": True, "engine__prefix_cache_hit_rate": 0.5}), Effect.INVALID, "50.0%"),
         ("P10", simple(candidate={"workload__osl_achieved": 800.0}), Effect.INVALID, "800 tokens where 1024"),
         ("P10", simple(**CHAT, candidate={"workload__osl_achieved": 800.0}), Effect.INVALID, "800 against 1024"),

@@ -3,10 +3,13 @@
 from collections.abc import Iterator
 
 from ..claim import Claim, Headline, Pair
-from ..conditions import WINDOW, undeclared
+from ..conditions import WINDOW, conditions, stated, undeclared
 from ..findings import Effect, Finding
 from ..measurement import Measurement, Phase, Scope
 from .common import of_arms, of_differences
+
+# What a row end to end may have of its own.
+_OF_THE_WINDOW = ("timed.", "result.", "workload.seeds", "workload.warmup_requests")
 
 
 def not_end_to_end(claim: Claim) -> Iterator[Finding]:
@@ -61,9 +64,17 @@ def _ttfts(pair: Pair) -> str:
 
 
 def _without_end_to_end(claim: Claim) -> list[str]:
-    """Cells that have no end-to-end row."""
-    rows = {
-        pair.cell for pair in claim.end_to_end
-        if pair.candidate.timed.phase is Phase.END_TO_END and pair.baseline.timed.phase is Phase.END_TO_END
-    }  # fmt: skip
-    return [pair.cell for pair in claim.pairs if pair.cell not in rows]
+    """Cells that have no end-to-end row under their own conditions."""
+    rows = {row.cell: row for row in claim.end_to_end}
+    return [pair.cell for pair in claim.pairs if not (pair.cell in rows and _same_cell(pair, rows[pair.cell]))]
+
+
+def _same_cell(pair: Pair, row: Pair) -> bool:
+    arms = ((pair.candidate, row.candidate), (pair.baseline, row.baseline))
+    return all(
+        whole.timed.phase is Phase.END_TO_END
+        and all(
+            stated(part, path) == stated(whole, path) for path in conditions() if not path.startswith(_OF_THE_WINDOW)
+        )
+        for part, whole in arms
+    )

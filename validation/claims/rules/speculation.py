@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from ..acceptance import limit
 from ..claim import Claim, Pair
-from ..derive import acceptance
+from ..derive import acceptance, figure
 from ..findings import Effect, Finding
 from ..measurement import Measurement, Metric
 from .common import of_arms, of_pairs
@@ -50,7 +50,7 @@ def implausible(arm: Measurement) -> str | None:
 
 
 def acceptance_differs(claim: Claim) -> Iterator[Finding]:
-    """P5. Where both are forced to the same length there is nothing to split; where they are not, they differ."""
+    """P5. A difference that cannot be split, for want of a step's time, cannot be shown."""
     if claim.metric not in OF_ACCEPTANCE:
         return
 
@@ -60,4 +60,18 @@ def acceptance_differs(claim: Claim) -> Iterator[Finding]:
             return None
         return f"acceptance {mine:g} against {other:g}"
 
-    yield from of_pairs(claim, "P5", Effect.QUALIFIED, why)
+    def splits(pair: Pair) -> str | None:
+        return why(pair) if step_time_ratio(pair) is not None else None
+
+    def cannot(pair: Pair) -> str | None:
+        said = why(pair) if step_time_ratio(pair) is None else None
+        return f"{said}, and no step time to tell them apart by" if said else None
+
+    yield from of_pairs(claim, "P5", Effect.SUPPRESSED, cannot)
+    yield from of_pairs(claim, "P5", Effect.QUALIFIED, splits)
+
+
+def step_time_ratio(pair: Pair) -> float | None:
+    """How many times shorter the candidate's step is; None where a step's time is not known in both arms."""
+    mine, other = figure(pair.candidate, Metric.STEP_TIME), figure(pair.baseline, Metric.STEP_TIME)
+    return None if mine is None or other is None else other / mine

@@ -7,6 +7,7 @@ from ..derive import MIN_REPETITIONS, figure, floor_seconds, paired, ratio
 from ..findings import Effect, Finding
 from ..measurement import Measurement, Metric, Scope
 from .common import of_arms, of_pairs
+from .shown import shown_metric
 
 EQUAL_HIT_RATE = 0.01
 LENGTH_CORRIDOR = (0.9, 1.1)
@@ -49,8 +50,8 @@ def failures_or_length(claim: Claim) -> Iterator[Finding]:
 
 
 def failed(arm: Measurement) -> str | None:
-    """Failed requests, or outputs that are not as long as asked."""
-    said = []
+    """Failed requests, none at all, or outputs that are not as long as asked."""
+    said = ["no request was completed"] if arm.result.completed == 0 else []
     if arm.result.failed:
         said.append(f"{arm.result.failed} requests failed")
     asked, achieved = arm.workload.osl_asked, arm.workload.osl_achieved
@@ -95,14 +96,15 @@ def no_accuracy(claim: Claim) -> Iterator[Finding]:
 
 
 def no_change(claim: Claim) -> Iterator[Finding]:
-    """P15."""
+    """P15, of the figure that is shown."""
+    metric = shown_metric(claim)
 
     def why(pair: Pair) -> str | None:
         if None in (pair.candidate.result.repetitions, pair.baseline.result.repetitions):
             return None  # unknown: P1
         if not paired(pair):
             return f"fewer than {MIN_REPETITIONS} repetitions of both arms that took turns"
-        found = ratio(pair, claim.metric)
+        found = ratio(pair, metric)
         if found is not None and found.low <= 1 <= found.high:
             return "the interval of the ratio holds 1"
         return None
