@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import UserError
-from .check import Checked, check
+from .check import Checked, check, check_measurement
 from .claim import Claim
 from .conditions import conditions, stated
 from .derive import figure, floor_seconds
@@ -50,7 +50,8 @@ def write(items: Iterable[Claim | Measurement], out: Path) -> list[Path]:
         (f"{checked.claim.id}-speed-up", speed_up(checked))
         for checked in (check(one) for one in items if isinstance(one, Claim)) if checked.summary is not None
     ]  # fmt: skip
-    records = [one for one in items if isinstance(one, Measurement)]
+    # A record that breaks a rule by itself (failures, degenerate output, below the floor) is no point of a curve.
+    records = [one for one in items if isinstance(one, Measurement) and not check_measurement(one)]
     if launches := launches_of(records):
         drawn.append(("launches-against-floor", against_floor(launches)))
     for number, lines in enumerate(frontiers(records)):

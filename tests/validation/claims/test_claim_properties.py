@@ -14,6 +14,7 @@ from fasttrack_validation.claims.claim import MAY_DIFFER, Subject
 from fasttrack_validation.claims.conditions import OUTCOMES, REQUIRED, conditions, required
 from fasttrack_validation.claims.derive import ratio
 from fasttrack_validation.claims.measurement import Measurement, Metric, Scope, known
+from fasttrack_validation.claims.prose import remarks
 from fasttrack_validation.claims.render import figures, markdown
 from fasttrack_validation.claims.units import Unit
 
@@ -51,6 +52,33 @@ def test_no_multiplier_while_a_required_condition_is_unknown(data):
     pairs = [{**one, arm: bare} if number == index else one for number, one in enumerate(claim["pairs"])]
     found = check(parsed({**claim, "pairs": pairs}))
     assert multipliers(found) == [] and "P1" in {one.rule for one in found.findings}
+
+
+@pytest.mark.parametrize("name", COMPLETE)
+def test_exchanging_the_arms_inverts_what_is_shown(name):
+    claim = parsed(COMPLETE[name])
+    found, turned = check(claim), check(claim.swapped())
+    assert turned.metric is found.metric
+    for row, back in zip(found.rows, turned.rows, strict=True):
+        assert back.ratio.value == pytest.approx(1 / row.ratio.value)
+        assert (back.candidate, back.baseline) == (row.baseline, row.candidate)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_what_is_rendered_stands_in_a_text_and_nothing_else_does(data):
+    claim = data.draw(st.sampled_from(sorted(COMPLETE)).map(COMPLETE.get))
+    index = data.draw(st.integers(0, len(claim["pairs"]) - 1))
+    pair = claim["pairs"][index]
+    for path in data.draw(st.lists(st.sampled_from(sorted(conditions())), max_size=2)):
+        pair = {**pair, "candidate": merged(pair["candidate"], {path: None})}
+    pairs = [pair if number == index else one for number, one in enumerate(claim["pairs"])]
+    found = check(parsed({**claim, "pairs": pairs}))
+    text = markdown(found)
+    assert remarks(f"Before.\n\n{text}\nAfter.\n", {found.claim.id: found}) == ()
+    bare = "\n".join(text.splitlines()[1:-1])
+    # Without its markers it is a text like any other, and its figures have no claim.
+    assert remarks(bare, {}) or not figures(found)
 
 
 def other(value):

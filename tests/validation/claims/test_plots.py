@@ -69,6 +69,11 @@ def test_only_equal_conditions_share_a_drawing():
     assert len(plots.frontiers([*two, arm(100, 1, workload__isl_asked=32768)])) == 2
 
 
+def test_a_record_that_breaks_a_rule_is_not_drawn(tmp_path):
+    assert plots.write([record(server(100.0, result__failed=1))], tmp_path) == []
+    assert len(plots.write([record(server(100.0))], tmp_path)) == 1
+
+
 def test_nothing_is_told_by_colour_and_bytes_are_stable(tmp_path):
     items = [grid(), op("front", 15.0, 48_000_000), record(server(100.0)), record(server(120.0, identity__commit="b"))]
     first, second = plots.write(items, tmp_path / "one"), plots.write(items, tmp_path / "two")
