@@ -51,6 +51,33 @@ def render(
     claims_commands.show(files, claim or ())
 
 
+@app.command("compare")
+def compare(
+    baseline: Annotated[Path, typer.Argument(metavar="BASELINE", help="records of the one (.json, .jsonl)")],
+    candidate: Annotated[Path, typer.Argument(metavar="CANDIDATE", help="records of the other")],
+    claim_id: Annotated[str, typer.Option("--id", help="what texts call the claim")] = "comparison",
+    title: Annotated[str, typer.Option(help="without figures")] = "Candidate against baseline",
+    metric: Annotated[str, typer.Option(help="tok_s_user, step_time, tok_s_gpu, ...")] = "tok_s_user",
+    under_test: Annotated[str, typer.Option(help="the one thing that differs: code, option, topology, ...")] = "code",
+    option: Annotated[list[str] | None, typer.Option(metavar="NAME", help="an engine option that may differ")] = None,
+    twins: Annotated[Path | None, typer.Option(metavar="FILE", help="one arm in both places: the swap test")] = None,
+    out: Annotated[Path | None, typer.Option("-o", "--out", metavar="FILE", help="write the claim there")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print data instead of text")] = False,
+) -> None:
+    """Match two sets of records cell by cell, and say what may be said: ratios with intervals, and what got slower.
+
+    0 where the claim passes and no cell is slower, 1 where one is or the claim does not pass, 3 where it is withheld.
+
+    Example: `fasttrack claims compare old.jsonl new.jsonl --twins twins.jsonl --id release -o claims/release.json`
+    """
+    from . import claims_commands
+
+    claims_commands.compare(
+        baseline, candidate, claim_id=claim_id, title=title, metric=metric, under_test=under_test,
+        options=option or (), twins=twins, out=out, as_json=as_json,
+    )  # fmt: skip
+
+
 @app.command("import")
 def import_(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="what a benchmark wrote")],

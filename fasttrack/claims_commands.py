@@ -7,12 +7,16 @@ from typing import NoReturn
 
 import typer
 
+from fasttrack_validation.claims import compare as matching
 from fasttrack_validation.claims import documents, readers, render, review, rules, sarif
 from fasttrack_validation.claims.check import check as check_claim
-from fasttrack_validation.claims.claim import Claim
+from fasttrack_validation.claims.claim import Claim, Subject, UnderTest
 from fasttrack_validation.claims.findings import Status
+from fasttrack_validation.claims.measurement import Measurement, Metric
 from fasttrack_validation.errors import UserError
 
+_CODE = {Status.PASSES: 0, Status.FAILS: 1, Status.WITHHELD: 3}
+_WORST = [0, 3, 1]
 _SIGN = {Status.PASSES: "ok  ", Status.FAILS: "FAIL", Status.WITHHELD: "held"}
 
 
@@ -39,7 +43,33 @@ def show(paths: Sequence[Path], ids: Sequence[str]) -> NoReturn:
     checked = [check_claim(claim) for claim in claims if not ids or claim.id in ids]
     print("\n".join(render.markdown(one) for one in checked), end="")
     statuses = {one.status for one in checked}
-    raise typer.Exit(1 if Status.FAILS in statuses else 3 if Status.WITHHELD in statuses else 0 if checked else 4)
+    raise typer.Exit(max((_CODE[one] for one in statuses), key=_WORST.index, default=4))
+
+
+def compare(
+    baseline: Path, candidate: Path, *, claim_id: str, title: str, metric: str, under_test: str, options: Sequence[str],
+    twins: Path | None, out: Path | None, as_json: bool,
+) -> NoReturn:  # fmt: skip
+    """Two sets of records as a claim, its findings, and what got slower."""
+    try:
+        figure, subject = Metric(metric), UnderTest(subject=under_test, options=tuple(options))
+    except ValueError as error:
+        known = f"metrics: {', '.join(Metric)}; under test: {', '.join(Subject)}"
+        raise UserError(f"--metric {metric}, --under-test {under_test}: not both are known", known) from error
+    before, after = _records(baseline), _records(candidate)
+    found = matching.match(claim_id, title, before, after, figure, subject, _records(twins) if twins else ())
+    checked = check_claim(found.claim)
+    slower = matching.regressions(checked)
+    if out is not None:
+        out.write_text(found.claim.model_dump_json(exclude_none=True) + "\n", "utf-8")
+    if as_json:
+        told = {"status": checked.status, "regressions": slower, "unmatched": found.unmatched}
+        print(json.dumps({**told, "rows": [row.model_dump(mode="json") for row in checked.rows]}, indent=2))
+    else:
+        print(render.markdown(checked))
+        print(f"Slower: {', '.join(slower) or 'no cell'}.")
+        print("\n".join(f"In one set only: {name}." for name in found.unmatched), end="\n" if found.unmatched else "")
+    raise typer.Exit(1 if slower else _CODE[checked.status])
 
 
 def import_(path: Path, format: str, conditions: Path | None, out: Path | None) -> None:
@@ -71,6 +101,13 @@ def plot(paths: Sequence[Path], out: Path) -> None:
         "\n".join(map(str, plots.write(items, out)))
         or "nothing to draw: no claim with a multiplier, no record with rates"
     )
+
+
+def _records(path: Path) -> list[Measurement]:
+    items = [item.value for item in documents.read(path)[1]]
+    if not all(isinstance(one, Measurement) for one in items):
+        raise UserError(f"{path}: holds a claim", "give measurement records: `fasttrack claims import` writes them")
+    return items
 
 
 def _lines(found: review.Review) -> list[str]:

@@ -103,6 +103,36 @@ def test_import_gives_records_that_check_reads(files, capsys, tool):
     assert run(["claims", "import", path, "--format", "somebody"]) == 2
 
 
+def test_compare(files, capsys, tmp_path):
+    def lines(commit, figures):
+        return "".join(
+            json.dumps(records.server(v, identity__commit=commit, workload__concurrency=n)) + "\n"
+            for n, v in figures.items()
+        )
+
+    old = files("old.jsonl", lines("a0", {4: 100, 8: 80, 64: 40}))
+    new = files("new.jsonl", lines("a1", {4: 150, 8: 88}))
+    worse = files("worse.jsonl", lines("a1", {4: 150, 8: 72}))
+    twins = files("twins.jsonl", lines("a0", {4: 100}) + lines("a0", {4: 100.3}))
+    out = tmp_path / "claim.json"
+    arguments = ["claims", "compare", old, new, "--twins", twins, "--id", "release"]
+    assert run([*arguments, "-o", str(out)]) == 0
+    text = capsys.readouterr().out
+    assert "Worst 1.10x, geometric mean 1.28x, best 1.50x" in text and "Slower: no cell." in text
+    assert "In one set only: baseline tp8 b64" in text
+    # What it wrote is a claim that check knows, and that a text may quote.
+    assert run(["claims", "check", str(out), files("t.md", "1.28x in the geometric mean [claim:release]")]) == 0
+    assert run(["claims", "compare", old, worse, "--twins", twins]) == 1
+    assert "Slower: b8." in capsys.readouterr().out
+    assert run(["claims", "compare", old, new]) == 3
+    capsys.readouterr()
+    assert run([*arguments, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["regressions"] == [] and [row["cell"] for row in told["rows"]] == ["b4", "b8"]
+    assert run([*arguments, "--metric", "speed"]) == 2 and run([*arguments, "--under-test", "workload"]) == 2
+    assert run(["claims", "compare", str(out), new]) == 2
+
+
 def test_explain(capsys):
     assert run(["claims", "explain"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 20

@@ -12,19 +12,24 @@ from .rules import findings
 from .rules.scope import not_end_to_end
 from .rules.shown import shown_metric
 from .rules.speculation import implausible, step_time_ratio
-from .rules.validity import degenerate, failed, impossible, warmed
+from .rules.validity import degenerate, failed, impossible, unchanged, warmed
 
 # What the rows end to end are not asked again: the claim they stand beside was.
+ONE_RANK = "one rank, exchange bytes local, no communication"
 _OF_THE_CLAIM = frozenset({"P6", "P7", "P8", "P12", "P14"})
+
+Ratios = Callable[[Pair, Metric], Ratio | None]
 
 
 class Row(Frozen):
-    """Both arms' figures of one cell in one metric, in seconds or tok/s; the ratio where it may be shown."""
+    """Both arms' figures of one cell in one metric, in seconds or tok/s; the ratio where it may be shown. `counted` is
+    what a summary counts: the ratio, and for a cell without a measurable change 1, or less where it looks slower."""
 
     cell: str
     candidate: float | None
     baseline: float | None
     ratio: Ratio | None = None
+    counted: float | None = None
 
 
 class Summary(Frozen):
@@ -65,17 +70,18 @@ class Checked(Frozen):
         """What the title has to carry."""
         rules = {finding.rule: finding.effect for finding in self.findings}
         said = []
-        arm = self.claim.pairs[0].candidate
-        if arm.scope is Scope.RANK_SHARD:
-            said.append(
-                "one rank, exchange bytes local, no communication" if arm.collectives == ()
-                else f"one rank, collectives: {', '.join(arm.collectives or ('unknown',))}"
-            )  # fmt: skip
-        if arm.timed.phase not in (None, Phase.END_TO_END):
-            said.append(f"{arm.timed.phase} only" if arm.timed.phase is not Phase.OP else "one op")
+        arms = [arm for pair in self.claim.pairs for arm in (pair.candidate, pair.baseline)]
+        if arms[0].scope is Scope.RANK_SHARD:
+            ran = sorted(
+                {name for arm in arms for name in (("unknown",) if arm.collectives is None else arm.collectives)}
+            )
+            said.append(f"one rank, collectives: {', '.join(ran)}" if ran else ONE_RANK)
+        for phase in dict.fromkeys(arm.timed.phase for arm in arms):
+            if phase not in (None, Phase.END_TO_END):
+                said.append("one op" if phase is Phase.OP else f"{phase} only")
         if "P7" in rules:
             said.append("single stream")
-        if any(arm.speculation.forced for pair in self.claim.pairs for arm in (pair.candidate, pair.baseline)):
+        if any(arm.speculation.forced for arm in arms):
             said.append("acceptance forced")
         if rules.get("P12") is Effect.PROVISIONAL:
             said.append("provisional")
@@ -94,13 +100,14 @@ def check(claim: Claim) -> Checked:
         )  # fmt: skip
     metric = shown_metric(claim)
     blocked = any(one.effect in BLOCKING for one in found)
-    ratios: Callable[[Pair, Metric], Ratio | None] = (lambda pair, metric: None) if blocked else derive.ratio
-    rows = tuple(_row(pair, metric, ratios) for pair in claim.pairs)
+    ratios: Ratios = (lambda pair, metric: None) if blocked else derive.ratio
+    even = unchanged(claim)
+    rows = tuple(_row(pair, metric, ratios, even) for pair in claim.pairs)
     asked = () if metric is claim.metric else claim.pairs
     return Checked(
         claim=claim, status=status(found), findings=found, metric=metric, rows=rows,
         absolutes=tuple(_row(pair, claim.metric, lambda *_: None) for pair in asked),
-        suppressed=() if blocked else tuple(_row(pair, claim.metric, ratios) for pair in asked),
+        suppressed=() if blocked else tuple(_row(pair, claim.metric, ratios, even) for pair in asked),
         summary=_summary(rows), splits=() if blocked else _splits(claim, found),
         implied=_implied(claim, rows), whole=checked_whole,
     )  # fmt: skip
@@ -118,20 +125,23 @@ def check_measurement(measurement: Measurement) -> tuple[Finding, ...]:
     )  # fmt: skip
 
 
-def _row(pair: Pair, metric: Metric, ratios: Callable[[Pair, Metric], Ratio | None]) -> Row:
+def _row(pair: Pair, metric: Metric, ratios: Ratios, even: frozenset[str] = frozenset()) -> Row:
+    found = ratios(pair, metric)
+    unchanged = found is not None and pair.cell in even
     return Row(
         cell=pair.cell, candidate=derive.figure(pair.candidate, metric), baseline=derive.figure(pair.baseline, metric),
-        ratio=ratios(pair, metric),
+        ratio=None if unchanged else found,
+        counted=None if found is None else min(found.value, 1.0) if unchanged else found.value,
     )  # fmt: skip
 
 
 def _summary(rows: tuple[Row, ...]) -> Summary | None:
-    ratios = [row.ratio.value for row in rows if row.ratio is not None]
-    if not ratios or len(ratios) < len(rows):
+    counted = [row.counted for row in rows]
+    if None in counted:
         return None
     return Summary(
-        worst=min(ratios), geometric_mean=derive.geometric_mean(ratios), best=max(ratios),
-        losing=tuple(row.cell for row in rows if row.ratio.value < 1),
+        worst=min(counted), geometric_mean=derive.geometric_mean(counted), best=max(counted),
+        losing=tuple(row.cell for row in rows if row.ratio is not None and row.ratio.value < 1),
     )  # fmt: skip
 
 

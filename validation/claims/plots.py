@@ -61,10 +61,14 @@ def write(items: Iterable[Claim | Measurement], out: Path) -> list[Path]:
 
 
 def speed_up(checked: Checked) -> "Figure":
-    """Ratios over the cells with their intervals and the line at one. A cell that loses is an open square, and says so."""
-    rows = [row for row in checked.rows if row.ratio is not None]
+    """Ratios over the cells with their intervals and the line at one. A cell that loses is an open square and says so;
+    one without a measurable change has no point and says that."""
+    rows = checked.rows
     figure, axis = _figure(height=1.6 + 0.34 * len(rows))
     for place, row in enumerate(rows):
+        if row.ratio is None:
+            axis.annotate("no measurable change", (1, place), ha="center", va="center", fontsize=8)
+            continue
         losing = row.ratio.value < 1
         span = [[row.ratio.value - row.ratio.low], [row.ratio.high - row.ratio.value]]
         axis.errorbar(

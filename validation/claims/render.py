@@ -1,4 +1,4 @@
-"""A checked claim as Markdown. The block says what it is, so that `fasttrack claims check` sees whether it was edited."""
+"""A checked claim as Markdown. The block says what it is, so that `fasttrack claims check` sees if it was edited."""
 
 from .check import Checked, Row
 from .derive import acceptance, figure
@@ -56,7 +56,8 @@ def figures(checked: Checked) -> tuple[tuple[str, float], ...]:
     """(kind, value) of every figure that a text may quote from the claim: "ratio", or "rate" in tok/s."""
     found = [("ratio", row.ratio.value) for row in (*checked.rows, *checked.implied) if row.ratio is not None]
     if checked.summary is not None:
-        found.append(("ratio", checked.summary.geometric_mean))
+        summary = checked.summary
+        found += [("ratio", value) for value in (summary.worst, summary.geometric_mean, summary.best)]
     found += [("ratio", value) for one in checked.splits for value in (one.step_time, one.acceptance)]
     if checked.whole is not None:
         found += [one for one in figures(checked.whole)]
@@ -80,20 +81,20 @@ def _ratio(row: Row, checked: Checked) -> str:
     if row.ratio is not None:
         return f"{times(row.ratio.value)} ({row.ratio.low:.2f} to {row.ratio.high:.2f})"
     blocking = [one for one in checked.findings if one.effect in BLOCKING]
-    if any(one.effect is Effect.NO_CHANGE for one in blocking) and len(blocking) == 1:
+    if {one.effect for one in blocking} <= {Effect.NO_CHANGE}:
         return "no measurable change"
-    why = ", ".join(dict.fromkeys(one.rule for one in blocking)) or "not derivable"
-    return f"no multiplier ({why})"
+    return f"no multiplier ({', '.join(dict.fromkeys(one.rule for one in blocking))})"
 
 
 def _summary(checked: Checked) -> list[str]:
     found = checked.summary
     if found is None or len(checked.rows) < 2:
         return []
-    losing = f"; slower in {', '.join(found.losing)}" if found.losing else ""
-    return [
-        f"Worst {times(found.worst)}, geometric mean {times(found.geometric_mean)}, best {times(found.best)}{losing}."
-    ]
+    even = [row.cell for row in checked.rows if row.ratio is None]
+    notes = [f"slower in {', '.join(found.losing)}"] if found.losing else []
+    notes += [f"no measurable change in {', '.join(even)}"] if even else []
+    three = f"Worst {times(found.worst)}, geometric mean {times(found.geometric_mean)}, best {times(found.best)}"
+    return ["; ".join([three, *notes]) + "."]
 
 
 def _absolutes(checked: Checked) -> list[str]:

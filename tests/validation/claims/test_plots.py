@@ -40,6 +40,17 @@ def test_losing_cells_are_visible(tmp_path):
     assert check(grid()).summary.losing == ("b64",)
 
 
+def test_a_cell_without_a_change_has_no_point(tmp_path):
+    cells = {4: 1.5, 8: 1.0}
+    claims = records.parsed(claim(*(
+        pair(server(100.0 * ratio, workload__concurrency=n), server(100.0, identity__commit="a0", workload__concurrency=n),
+             f"b{n}")
+        for n, ratio in cells.items()
+    )))  # fmt: skip
+    (path,) = plots.write([claims], tmp_path)
+    assert texts(path).count("no measurable change") == 1
+
+
 def test_a_claim_without_multipliers_is_not_drawn(tmp_path):
     assert plots.write([records.parsed(records.simple(hardware__driver=None))], tmp_path) == []
 

@@ -7,6 +7,7 @@ from claim_records import DRAFT, FORCED, NATURAL, claim, pair, parsed, server, s
 from fasttrack_validation.claims import rules
 from fasttrack_validation.claims.check import check
 from fasttrack_validation.claims.findings import Effect, Status
+from fasttrack_validation.claims.render import markdown
 
 TP16 = {"hardware__gpus": 16, "topology__tp": 16}
 DECODE = {"timed__phase": "decode", "timed__prefill_in_window": False, "timed__share": 0.6}
@@ -220,3 +221,49 @@ def test_rows_end_to_end_are_held_to_the_rules_as_well():
     found = check(parsed(data))
     assert found.whole.rows[0].ratio is None
     assert any(one.rule == "P13" and one.message.startswith("end-to-end row: ") for one in found.findings)
+
+
+def noisy(*cells, **changes):
+    """Cells of (name, baseline figures, candidate figures)."""
+
+    def arm(values, **more):
+        series = {"unit": "tok/s", "values": values}
+        repeated = {"metric": "tok_s_user", "interleaved": True, "series": series}
+        return server(100.0, result__repetitions=repeated, result__tok_s_user=None, **more)
+
+    return claim(*(pair(arm(mine), arm(other, identity__commit="a0"), name) for name, other, mine in cells), **changes)
+
+
+EVEN = [100.0, 104.0, 98.0, 103.0, 99.0], [100.0, 99.0, 101.0, 98.0, 102.0]
+
+
+def test_a_cell_without_a_change_is_a_result_of_a_grid():
+    steady = [100.0] * 5
+    found = check(parsed(noisy(("b4", steady, [150.0] * 5), ("b8", *EVEN), ("b16", steady, [80.0] * 5))))
+    assert found.status is Status.PASSES
+    assert [one.effect for one in found.findings if one.rule == "P15"] == [Effect.QUALIFIED]
+    even = found.rows[1]
+    # Nothing is gained from it: it counts as 1 at most. (100 99 101 98 102) against (100 104 98 103 99) looks slower.
+    assert even.ratio is None and even.counted < 1
+    assert found.summary.worst == pytest.approx(0.8) and found.summary.losing == ("b16",)
+    text = markdown(found)
+    assert "| no measurable change |" in text and "slower in b16; no measurable change in b8" in text
+    turned = check(parsed(noisy(("b4", steady, [150.0] * 5), ("b8", *reversed(EVEN)))))
+    assert turned.rows[1].counted == 1.0
+
+
+def test_repetitions_of_another_figure_are_none():
+    data = simple()
+    found = check(parsed({**data, "metric": "ttft"}))
+    (one,) = (finding for finding in found.findings if finding.rule == "P1")
+    assert "candidate: repetitions that give ttft, baseline: repetitions that give ttft" in one.message
+    assert found.status is Status.WITHHELD and found.rows[0].ratio is None
+
+
+def test_the_title_carries_every_arm():
+    data = simple(scope="rank_shard", timed__phase="decode", workload__context=1024, collectives=[])
+    assert check(parsed(data)).qualifiers == ("one rank, exchange bytes local, no communication", "decode only")
+    data["pairs"][0]["baseline"]["collectives"] = ["all_reduce"]
+    assert check(parsed(data)).qualifiers[0] == "one rank, collectives: all_reduce"
+    del data["pairs"][0]["baseline"]["collectives"]
+    assert check(parsed(data)).qualifiers[0] == "one rank, collectives: unknown"

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from ..claim import Claim
 from ..findings import Finding
-from . import arms, scope, speculation, validity
+from . import arms, missing, scope, speculation, validity
 
 Check = Callable[[Claim], Iterator[Finding]]
 
@@ -33,7 +33,7 @@ class Page(NamedTuple):
 
 
 RULES: dict[str, Check] = {
-    "P1": arms.missing_condition,
+    "P1": missing.missing_condition,
     "P2": arms.gpu_counts,
     "P3": speculation.forced_acceptance,
     "P4": speculation.implausible_acceptance,

@@ -1,23 +1,14 @@
-"""Rules about what the two arms have in common: P1, P2, P13, P14, P19."""
+"""Rules about what the two arms have in common: P2, P13, P14, P19."""
 
 from collections.abc import Iterator
 
 from ..claim import MAY_DIFFER, Claim, Pair
-from ..conditions import CLOCKS, GPU_COUNTS, WINDOW, differences, undeclared, unknown
+from ..conditions import CLOCKS, GPU_COUNTS, WINDOW, differences, undeclared
 from ..findings import Effect, Finding
 from ..measurement import Metric
 from .common import of_differences, of_pairs
 
 OLD_DAYS = 90
-
-
-def missing_condition(claim: Claim) -> Iterator[Finding]:
-    """P1."""
-
-    def why(pair: Pair) -> str | None:
-        return ", ".join(unknown(pair, claim.metric)) or None
-
-    yield from of_pairs(claim, "P1", Effect.WITHHELD, why)
 
 
 def gpu_counts(claim: Claim) -> Iterator[Finding]:

@@ -96,20 +96,31 @@ def no_accuracy(claim: Claim) -> Iterator[Finding]:
 
 
 def no_change(claim: Claim) -> Iterator[Finding]:
-    """P15, of the figure that is shown."""
+    """P15, of the figure that is shown. In a grid a cell without a measurable change is one of its results; the claim
+    has none where no cell has."""
+
+    def lacking(pair: Pair) -> str | None:
+        known = None not in (pair.candidate.result.repetitions, pair.baseline.result.repetitions)  # else P1
+        return (
+            f"fewer than {MIN_REPETITIONS} repetitions of both arms that took turns"
+            if known and not paired(pair)
+            else None
+        )
+
+    even = unchanged(claim)
+    everywhere = len(even) == len(claim.pairs)
+    yield from of_pairs(claim, "P15", Effect.NO_CHANGE, lacking)
+    yield from of_pairs(
+        claim, "P15", Effect.NO_CHANGE if everywhere else Effect.QUALIFIED,
+        lambda pair: "the interval of the ratio holds 1" if pair.cell in even else None,
+    )  # fmt: skip
+
+
+def unchanged(claim: Claim) -> frozenset[str]:
+    """Cells whose interval holds 1."""
     metric = shown_metric(claim)
-
-    def why(pair: Pair) -> str | None:
-        if None in (pair.candidate.result.repetitions, pair.baseline.result.repetitions):
-            return None  # unknown: P1
-        if not paired(pair):
-            return f"fewer than {MIN_REPETITIONS} repetitions of both arms that took turns"
-        found = ratio(pair, metric)
-        if found is not None and found.low <= 1 <= found.high:
-            return "the interval of the ratio holds 1"
-        return None
-
-    yield from of_pairs(claim, "P15", Effect.NO_CHANGE, why)
+    ratios = {pair.cell: ratio(pair, metric) for pair in claim.pairs}
+    return frozenset(cell for cell, found in ratios.items() if found is not None and found.low <= 1 <= found.high)
 
 
 def swap_bias(claim: Claim) -> Iterator[Finding]:
