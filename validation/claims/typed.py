@@ -24,7 +24,7 @@ _BETTER = (
 _MULTIPLIERS = [
     rf"(?<![\w.])(?P<m>\d+(?:\.\d+)?)\s?[xX×]?\s?(?:-|–|—|to)\s?{_NUMBER}\s?[xX×](?![\w×])(?!\s*\d){_CARDS}",
     rf"(?<![\w.×]){_NUMBER}\s?[xX×](?![\w×])(?!\s*\d){_CARDS}",
-    r"(?<![\w.])[x×]\s?(?P<n>\d+\.\d+)\b",
+    r"(?<![\w.])[x×](?P<n>\d+\.\d+)\b",
     rf"(?<![\w.]){_NUMBER}\s?-?\s?fold\b",
     rf"(?<![\w.]){_NUMBER}\s+times\s+{_BETTER}\b",
     rf"(?i:\bspeed-?ups?(?:\s+(?:of|is|was)|\s*[:=])\s*){_NUMBER}(?!\s?[x×%])",
