@@ -7,6 +7,7 @@ import claim_records as records
 import pytest
 
 from fasttrack_validation.claims.check import check
+from fasttrack_validation.claims.conditions import required
 from fasttrack_validation.claims.findings import Status
 from fasttrack_validation.claims.measurement import Metric
 from fasttrack_validation.claims.render import markdown
@@ -89,6 +90,19 @@ def test_withheld_while_something_is_unknown(name, path, arm):
     found = check(records.parsed(data))
     assert "P1" in rules(found) and path in next(one for one in found.findings if one.rule == "P1").message
     assert multipliers(markdown(found)) == [] and "no multiplier (P1)" in markdown(found)
+
+
+@pytest.mark.parametrize("name", ["release_against_release", "whole_range"])
+def test_the_honest_ones_are_withheld_for_every_single_field(name):
+    data = records.PUBLISHED[name]()
+    (first, *others) = data["pairs"]
+    for arm in ("candidate", "baseline"):
+        paths = set(required(records.record(first[arm]), Metric.TOK_S_USER))
+        assert len(paths) > 45
+        for path in paths:
+            bare = {**first, arm: records.merged(first[arm], {path: None})}
+            found = check(records.parsed({**data, "pairs": [bare, *others]}))
+            assert "P1" in rules(found) and found.summary is None and multipliers(markdown(found)) == [], path
 
 
 @pytest.mark.parametrize("name", records.PUBLISHED)
