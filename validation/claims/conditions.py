@@ -47,13 +47,14 @@ _SHARD = (
     "speculation.method",
 )  # fmt: skip
 _SERVER = (
-    *(path for path in _SHARD if path != "workload.context"), "taken", "identity.released",
-    "identity.engine", "identity.engine_version", "identity.model_revision", "hardware.nodes", "hardware.interconnect", "topology.pp", "topology.dp_attention",
-    "topology.dcp", "topology.disaggregated", "engine.options", "engine.graph_sizes", "engine.prefix_cache",
-    "workload.data", "workload.isl_asked", "workload.osl_asked", "workload.isl_achieved", "workload.osl_achieved",
-    "workload.sampling", "workload.ignore_eos", "workload.request_rate", "workload.warmup_requests", "workload.seeds",
-    "workload.warm_between_repetitions", "timed.prefill_in_window", "result.statistic", "result.completed",
-    "result.failed", "result.per_request", "validity.sane", "validity.repeated_ngrams",
+    *(path for path in _SHARD if path != "workload.context"), "taken", "identity.released", "identity.engine",
+    "identity.engine_version", "identity.model_revision", "hardware.nodes", "hardware.interconnect", "topology.pp",
+    "topology.dp_attention", "topology.dcp", "topology.disaggregated", "engine.options", "engine.graph_sizes",
+    "engine.prefix_cache", "workload.data", "workload.isl_asked", "workload.osl_asked", "workload.isl_achieved",
+    "workload.osl_achieved", "workload.sampling", "workload.ignore_eos", "workload.request_rate",
+    "workload.warmup_requests", "workload.seeds", "workload.warm_between_repetitions", "timed.prefill_in_window",
+    "result.statistic", "result.completed", "result.failed", "result.per_request", "validity.sane",
+    "validity.repeated_ngrams",
 )  # fmt: skip
 REQUIRED: dict[Scope, tuple[str, ...]] = {Scope.OP: _ALWAYS, Scope.RANK_SHARD: _SHARD, Scope.SERVER: _SERVER}
 
