@@ -2,9 +2,13 @@
 
     python benchmarks/judge_leaks.py [--verdicts 200]
     python benchmarks/judge_leaks.py --device fake --warm 2700 --verdicts 7500
+    python benchmarks/judge_leaks.py --device gpu --packs DIRECTORY    # of the toy op: tests/adversarial/samples/packs.py
 
 With `--device fake` every verdict is a ruling on a record by a judge that holds a device: the GPU path with its worker,
 sessions and slots, on host memory. One verdict in twenty ends with a fault, after which the worker is replaced.
+
+With `--device gpu` the records in the directory are ruled on in turns, launched on a GPU and checked; not timed, and without
+the sanitizers, whose processes are others each time.
 
 Prints the slope per verdict of what this process holds (objects of Python's, bytes of malloc's), of its resident memory,
 open files and threads, and of the latter three of its sandboxes' processes: Theil-Sen (the median of the slopes between
@@ -178,10 +182,32 @@ def fake_verdicts() -> Iterator[None]:
             yield
 
 
-def measure_fake(verdicts: int, seconds: float = float("inf"), warm: int = 200) -> dict[str, list[float]]:
-    """As `measure`, with a judge that holds a fake device; ends after so many seconds at the latest."""
+def gpu_verdicts(packs: Path) -> Iterator[None]:
+    """One ruling on a GPU after another, on the records of a directory in turns; each must go as it went the first time."""
+    sys.path.insert(0, str(SUPPORT))
+    from judging import model_of
+    from toy_contract import Toy
+
+    from fasttrack_validation.judge import pack_file
+    from fasttrack_validation.judge.judge import Judge
+    from fasttrack_validation.judge.replay import sanitizer
+
+    sanitizer.find = lambda: None
+    records = [pack_file.read(path) for path in sorted(packs.glob("*.pack"))]
+    first: dict[str, str] = {}
+    with Judge(model_of(Toy()), device="gpu", timed=False) as judge:
+        for record in itertools.cycle(records):
+            found = judge.rule(record)
+            if first.setdefault(record.digest(), found.status) != found.status:
+                raise SystemExit(f"{found.status} ({found.reason}: {found.message}), was {first[record.digest()]}")
+            yield
+
+
+def measure_device(
+    ruled: Iterator[None], verdicts: int, seconds: float = float("inf"), warm: int = 200
+) -> dict[str, list[float]]:
+    """As `measure`, with a judge that holds a device; ends after so many seconds at the latest."""
     deadline = time.monotonic() + seconds
-    ruled = fake_verdicts()
     for _ in itertools.islice(ruled, warm):
         pass
     series = Series(verdicts)
@@ -195,12 +221,17 @@ def measure_fake(verdicts: int, seconds: float = float("inf"), warm: int = 200) 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--verdicts", type=int, default=200)
-    parser.add_argument("--device", choices=("interpreter", "fake"), default="interpreter")
-    parser.add_argument("--warm", type=int, help="verdicts before the first that counts (5, with --device fake 200)")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="with --device fake: stop after so many")
+    parser.add_argument("--device", choices=("interpreter", "fake", "gpu"), default="interpreter")
+    parser.add_argument("--packs", type=Path, help="with --device gpu: records of the toy op")
+    parser.add_argument("--warm", type=int, help="verdicts before the first that counts (5, with --device fake 200, gpu 20)")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="with a device: stop after so many")
     asked = parser.parse_args()
+    if asked.device == "gpu" and asked.packs is None:
+        parser.error("--device gpu needs --packs DIRECTORY")
     if asked.device == "fake":
-        series = measure_fake(asked.verdicts, asked.seconds, asked.warm or 200)
+        series = measure_device(fake_verdicts(), asked.verdicts, asked.seconds, asked.warm or 200)
+    elif asked.device == "gpu":
+        series = measure_device(gpu_verdicts(asked.packs), asked.verdicts, asked.seconds, asked.warm or 20)
     else:
         series = measure(asked.verdicts, asked.warm or 5)
     print(json.dumps({"device": asked.device, "verdicts": len(series["files"])}))

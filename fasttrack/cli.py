@@ -13,6 +13,8 @@ import typer
 
 from fasttrack_validation.errors import UserError
 
+from . import claims_cli
+
 app = typer.Typer(
     name="fasttrack",
     no_args_is_help=True,
@@ -287,6 +289,7 @@ trace = typer.Typer(
     help="Exchange ops and kernels with other tools as FlashInfer Trace JSON.",
 )  # fmt: skip
 app.add_typer(trace)
+app.add_typer(claims_cli.app)
 
 
 @trace.command("export")
