@@ -24,6 +24,9 @@ from .slots import ALIGNMENT, Region
 
 START_SECONDS, LOAD_SECONDS, COPY_SECONDS, RUN_SECONDS, END_SECONDS = 120.0, 60.0, 120.0, 20.0, 30.0
 _MOST_START_PATIENCE = 3.0
+# A worker that served so many plans is replaced: a driver keeps a little of every module and graph that was unloaded (on
+# one H200 its process grew by 2 KiB a verdict), and a judge may rule for days.
+MOST_SESSIONS = 2000
 _PROBE_BYTES = 1 << 16
 # What is kept of a worker's standard error: the first so many bytes, and of those the last lines are shown.
 _SAID_BYTES, _SAID_LINES, _SAID_SHOWN = 1 << 16, 3, 600
@@ -60,8 +63,9 @@ class Device:
         self._process: subprocess.Popen | None = None
         self._connection: socket.socket | None = None
         self._facts: Facts | None = None
+        self._served = self._open = 0
         self.restarts = 0
-        """How many workers were started after the first."""
+        """How many workers were started after a fault."""
 
     def __enter__(self) -> "Device":
         self.facts
@@ -93,7 +97,11 @@ class Device:
         the new one proved to work before anything else is run; DeviceFault is raised on, DeviceLost where it fails.
         """
         with self._turn:
+            if self._served >= MOST_SESSIONS and not self._open:
+                self.close()
             self.facts
+            self._served += 1
+            self._open += 1
             try:
                 session = Session(self, pack, codes)
                 yield session
@@ -105,6 +113,8 @@ class Device:
             except BaseException:
                 self.close()
                 raise
+            finally:
+                self._open -= 1
 
     def call(
         self, command: str, request: dict[str, Any], *, blobs: Sequence[bytes] = (), memory: Sequence[int] = (),
@@ -193,6 +203,7 @@ class Device:
             self.close()
             raise DeviceLost(f"no usable device: {greeting['error']['message']}", _HOW)
         self._facts = Facts(**greeting["ok"])
+        self._served = 0
 
     def _probe(self) -> None:
         from .kernels import drawn, host_digest

@@ -13,6 +13,7 @@ from fasttrack_validation.contracts.base import TensorRole, TensorSpec
 from fasttrack_validation.judge import inspect_trial
 from fasttrack_validation.judge.arena import Arena
 from fasttrack_validation.judge.pack import variant_key
+from fasttrack_validation.judge.replay import device as device_module
 from fasttrack_validation.judge.replay.device import Device
 from fasttrack_validation.judge.replay.executor import Gpu
 from fasttrack_validation.judge.replay.faults import DeviceLost
@@ -113,6 +114,26 @@ def test_an_endless_kernel_is_killed_and_the_next_one_judged():
         assert outcome["status"] == "hang" and "within 1 s" in outcome["message"]
         assert impatient.restarts == 1
         assert run_chain(impatient, chain_pack(N))[0]["status"] == "ok"
+
+
+def test_a_worker_that_served_many_plans_is_replaced_between_two(monkeypatch):
+    """And never under a plan that is open: the timed contestant holds one while others are run."""
+    monkeypatch.setattr(device_module, "MOST_SESSIONS", 3)
+    with Device("fake") as made:
+        plan = chain_pack(N)
+        workers = []
+        for _ in range(5):
+            outcome, out, _ = run_chain(made, plan)
+            assert outcome["status"] == "ok" and out[0] == 2
+            workers.append(made._process.pid)
+        assert len(set(workers[:3])) == 1 and len(set(workers)) == 2 and made.restarts == 0
+        codes = {key: chain_codes(CHAIN, plan)[variant_key(variant)] for key, variant in plan.kernels.items()}
+        with made.session(plan, codes):
+            inside = {made._process.pid}
+            for _ in range(3):
+                with made.session(plan, codes):
+                    inside.add(made._process.pid)
+        assert len(inside) == 1
 
 
 def test_a_worker_that_dies_is_replaced(device):
