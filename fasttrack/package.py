@@ -153,14 +153,15 @@ def combined(picks: Sequence[Pick]) -> Verdict:
 def cells(bundle: Bundle) -> Iterator[tuple[Place, Cell, Cell]]:
     """(place, the pick's cell, the stock path's) for every place of the table, in its order.
 
-    The pick's cell is the one of its screening on that hardware; where there is none, not measured, and why. Where it was
-    measured, so was the stock path, in the same session.
+    The pick's cell is the one of its confirmation on that hardware where that measured it, else of its screening; where
+    there is none, not measured, and why. Where it was measured, so was the stock path, in the same session.
     """
     stock = {baseline.bucket.place: baseline.stock for baseline in bundle.baselines}
     contract = bundle.contract.op(bundle.request.op)
     for bucket in bundle.directory.buckets(contract):
         pick = next(pick for pick in bundle.picks if bucket.place in pick.times)
-        timed = pick.screen.cells if pick.screen is not None else ()
+        again = [cell for verdict in reversed(pick.confirmations) for cell in verdict.cells if cell.timing is not None]
+        timed = (*again, *(pick.screen.cells if pick.screen is not None else ()))
         one = next((t for t in timed if (t.hardware, t.workload) == (bucket.hardware, bucket.workload)), None)
         if one is None:
             mine = NotMeasured(reason=f"this run has no time for {bucket.hardware} at {bucket.workload}")

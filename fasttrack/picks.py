@@ -2,14 +2,15 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import inf
 
 from fasttrack_validation.judge.candidate import Candidate
 from fasttrack_validation.judge.verdict import Status, Verdict
 
 from .dispatch import Entry, Table
 from .model_dir import Bucket
-from .package import Pick
-from .selection import Judged, Option, Place, Selection, Time
+from .package import Pick, place_name
+from .selection import Judged, Option, Place, Selection, Time, times
 
 Confirm = Callable[[Candidate, tuple[str, ...]], Verdict]
 
@@ -36,12 +37,18 @@ def settle(
     the configuration that the table has there, confirmed like any other: a table never names what is known to be
     wrong, nor a configuration that its own sources were not judged with. Where a place has nothing left, the
     selection as a whole is given up for the next one. Returns what stands, or what was dropped and why.
+
+    The best of many was partly lucky. So a time that was measured is the confirmation's from here on, and what was chosen
+    for being faster than a measured entry must be faster again, or is dropped at that place.
     """
     dropped: list[str] = []
     for selection in selections:
         stays = selection.sources == current_sources
         options = {bucket.place: _options(selection, bucket, table, stays) for bucket in buckets}
-        picks = _confirm_all(options, {bucket.place: bucket.workload for bucket in buckets}, confirm, dropped)
+        entries = {bucket.place: table.at(bucket.hardware, bucket.tp, bucket.rows[1]) for bucket in buckets}
+        stand = {place: entry.microseconds for place, entry in entries.items() if stays and entry.basis == "measured"}
+        workloads = {bucket.place: bucket.workload for bucket in buckets}
+        picks = _confirm_all(options, workloads, stand, confirm, dropped)
         if picks:
             return Settled(picks, tuple(dropped))
     return tuple(dropped)
@@ -72,8 +79,10 @@ def new_table(settled: Settled, buckets: Sequence[Bucket], table: Table, evidenc
 
 
 def _confirm_all(
-    options: dict[Place, tuple[Option, ...]], workload: dict[Place, str], confirm: Confirm, dropped: list[str]
-) -> tuple[Pick, ...]:
+    options: dict[Place, tuple[Option, ...]], workload: dict[Place, str], stand: dict[Place, float], confirm: Confirm,
+    dropped: list[str],
+) -> tuple[Pick, ...]:  # fmt: skip
+    """`stand`: microseconds of the measured entries that a pick has to beat."""
     verdicts: dict[str, list[Verdict]] = {}
     proved: dict[str, set[str]] = {}
     while all(options.values()):
@@ -83,7 +92,24 @@ def _confirm_all(
         todo = {digest: {workload[p] for p in places} - proved.get(digest, set()) for digest, places in chosen.items()}
         digest = min((digest for digest, names in todo.items() if names), default=None)
         if digest is None:
-            return tuple(_pick(places, options, verdicts[digest]) for digest, places in sorted(chosen.items()))
+            late = [
+                place for digest, places in sorted(chosen.items()) for place in places
+                if place in stand and options[place][0].time.measured
+                and not confirmed(verdicts[digest], place, workload[place]).microseconds < stand[place]
+            ]  # fmt: skip
+            if not late:
+                return tuple(
+                    _pick(places, options, verdicts[digest], workload) for digest, places in sorted(chosen.items())
+                )
+            for place in late:
+                option, *others = options[place]
+                digest = option.judged.candidate.digest()
+                again = confirmed(verdicts[digest], place, workload[place]).microseconds
+                dropped.append(
+                    f"{digest[:12]} at {place_name(place)}: {again:g} us when confirmed, the entry stands at {stand[place]:g} us"
+                )
+                options[place] = tuple(others)
+            continue
         names = tuple(sorted(todo[digest]))
         verdict = confirm(options[chosen[digest][0]][0].judged.candidate, names)
         if verdict.status is Status.ACCEPTED:
@@ -114,8 +140,20 @@ def _options(selection: Selection, bucket: Bucket, table: Table, stays: bool) ->
     return (*ranked, Option(Judged(kept, None), Time(None, measured=False)))
 
 
-def _pick(places: list[Place], options: dict[Place, tuple[Option, ...]], verdicts: list[Verdict]) -> Pick:
+def confirmed(verdicts: Sequence[Verdict], place: Place, workload: str) -> Time:
+    """The last measured time at the place; infinite where none was measured."""
+    found = [times(verdict).get((place[0], workload)) for verdict in verdicts]
+    return next((time for time in reversed(found) if time and time.measured), Time(inf, measured=True))
+
+
+def _pick(
+    places: list[Place], options: dict[Place, tuple[Option, ...]], verdicts: list[Verdict], workload: dict[Place, str]
+) -> Pick:
     judged = [options[place][0].judged for place in places]
     screen = next((one.verdict for one in judged if one.verdict is not None), None)
-    times: dict[Place, Time] = {place: options[place][0].time for place in places}
-    return Pick(judged[0].candidate, times, screen, tuple(verdicts))
+    at: dict[Place, Time] = {}
+    for place in places:
+        again = confirmed(verdicts, place, workload[place])
+        chosen = options[place][0].time
+        at[place] = again if chosen.measured and again.microseconds < inf else chosen
+    return Pick(judged[0].candidate, at, screen, tuple(verdicts))

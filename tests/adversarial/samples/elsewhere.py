@@ -32,8 +32,10 @@ ELSEWHERE = (
               "tests/fasttrack/test_gate.py::test_self_reported_measurements_keep_it_a_draft"),
     Elsewhere("X-94", "the figure belongs to another patch", "evidence is bound to digests of what it was made from",
               "tests/fasttrack/test_evidence.py::test_freshness"),
-    Elsewhere("X-95", "harness overhead hides the difference", "without a GPU nothing is timed: a matter of timing a replay"),
-    Elsewhere("X-97", "the best of many is noise", "without a GPU nothing is timed: a matter of statistics over replays"),
+    Elsewhere("X-95", "harness overhead hides the difference", "events around a graph of many calls; two clocks must agree",
+              "tests/validation/timing/test_session.py::test_two_clocks_must_agree"),
+    Elsewhere("X-97", "the best of many is noise", "what was chosen for its time is timed again, and must be faster again",
+              "tests/fasttrack/lane/test_selection.py::test_what_was_faster_than_a_measured_entry_must_be_faster_again"),
     Elsewhere("X-98", "signals through the digits of a timing",
-              "nothing that a candidate could shape is timed here; verdicts give reason ids and error figures only"),
+              "a candidate's code never sees seeds or values that a slow launch could tell, and its launches see no oracle"),
 )  # fmt: skip

@@ -162,6 +162,37 @@ def test_settle_confirms_a_fallback_on_the_place_it_inherits():
         frozenset({ONE.place, FOUR.place}), frozenset({OTHER.place})}  # fmt: skip
 
 
+MEASURED = {("h200", "tp8-r1")}
+
+
+def again(block):
+    """A confirmation that measures what BLOCK `block` takes, whoever is confirmed."""
+    return lambda candidate, workloads: judged(block, measured=MEASURED).verdict
+
+
+def time_at_one(block):
+    return times(judged(block, measured=MEASURED).verdict)["h200", "tp8-r1"].microseconds
+
+
+def test_a_time_that_was_measured_is_that_of_the_confirmation():
+    """The best of many was partly lucky when it was chosen."""
+    settled = settle(choose([judged(16, measured=MEASURED)]), BUCKETS, table(), OLD, again(64))
+    pick = next(pick for pick in settled.picks if ONE.place in pick.times)
+    assert pick.times[ONE.place] == Time(time_at_one(64), measured=True) and time_at_one(64) > time_at_one(16)
+
+
+@pytest.mark.parametrize(("block", "stays"), [(128, True), (16, False)])
+def test_what_was_faster_than_a_measured_entry_must_be_faster_again(block, stays):
+    entry = time_at_one(16) + 0.5
+    assert time_at_one(16) < entry < time_at_one(128)
+    selections = choose([judged(16, measured=MEASURED)], one=entry)
+    before = table(one=entry)
+    settled = settle(selections, BUCKETS, before, OLD, again(block))
+    found = new_table(settled, BUCKETS, before, "evidence/new.json").at("h200", 8, 1)
+    assert (found == before.at("h200", 8, 1)) is stays
+    assert any("the entry stands at" in line for line in settled.dropped) is stays
+
+
 def test_the_tables_own_configuration_is_the_last_resort():
     confirm, log = confirming(lambda candidate: candidate.config != KEPT)
     settled = settle(choose([judged(16), judged(128)]), BUCKETS, table(), OLD, confirm)
