@@ -28,7 +28,6 @@ class Capabilities(Frozen):
     caps_tried: tuple[str, ...] = ()
     output_limit: int | None = Field(default=None, description="completion tokens that the endpoint allows at most")
     refused: tuple[str, ...] = ()
-    finish_reasons: bool = Field(default=True, description="whether answers end with a finish reason")
     usage_in_streams: bool = True
     served_model: str | None = Field(default=None, description="the id to ask for, where it had to be looked up")
 

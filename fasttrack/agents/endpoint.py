@@ -3,7 +3,7 @@
 import json
 import ssl
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 
 from fasttrack_validation.errors import UserError
@@ -54,11 +54,12 @@ class Endpoint:
         except ImportError:
             raise UserError("the package openai is not installed", "pip install 'fasttrack[chat]'") from None
         self._settings, self._scrub = settings, scrub
-        limits = httpx.Timeout(settings.read_seconds, connect=settings.connect_seconds)
+        self._timeout = httpx.Timeout
         try:
             self._client = openai.OpenAI(
-                base_url=settings.base_url, api_key=key or "none", max_retries=0, timeout=limits,
-                organization="", project="",
+                base_url=settings.base_url, api_key=key or "none", max_retries=0,
+                timeout=httpx.Timeout(settings.read_seconds, connect=settings.connect_seconds), organization="",
+                project="",
             )  # fmt: skip
         except (ValueError, TypeError, ImportError, httpx.HTTPError) as error:
             how = "correct HTTP_PROXY, HTTPS_PROXY, ALL_PROXY or NO_PROXY"
@@ -76,7 +77,8 @@ class Endpoint:
         body: dict[str, object] = {"model": known.served_model or settings.model, "messages": list(messages)}
         if known.cap_name:
             body[known.cap_name] = cap
-        if known.allows("stream") and known.usage_in_streams:
+        # A stream without a count of tokens at its end would leave the bill to estimates.
+        if known.allows("stream") and known.allows("stream_options") and known.usage_in_streams:
             body["stream"] = True
             body["stream_options"] = {"include_usage": True}
         if tools:
@@ -95,21 +97,33 @@ class Endpoint:
 
     def _send(self, body: dict[str, object], cap: int) -> Answer:
         started = time.monotonic()
-        raw = self._client.chat.completions.with_raw_response.create(**body)
+        # A whole answer is silent until it is through.
+        silence = self._settings.read_seconds if body.get("stream") else self._settings.request_seconds
+        limits = self._timeout(silence, connect=self._settings.connect_seconds)
+        raw = self._client.chat.completions.with_raw_response.create(**body, timeout=limits)
         response, assembly = raw.http_response, Assembly()
         kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind == "text/event-stream":
+            done = False
             try:
-                for chunk in raw.parse():
-                    assembly.add(chunk.model_dump() if hasattr(chunk, "model_dump") else chunk)
+                for data in _events(response.iter_bytes()):
+                    if done := data.startswith("[DONE]"):
+                        break
+                    part = json.loads(data)
+                    if isinstance(part, dict) and part.get("error"):
+                        raise ValueError(self._refusal(200, part, None).message)
+                    assembly.add(part)
                     if time.monotonic() - started > self._settings.request_seconds:
                         raise TimeoutError(f"no end after {self._settings.request_seconds:g} seconds")
             except Exception as error:  # whatever ends a stream early, what was generated has been paid for
                 partial = self._clean(assembly.answer(cap))
                 raise Failure(Kind.CUT, self._short(f"the answer broke off: {_root(error)}"), partial=partial) from None
+            finally:
+                response.close()
             answer = self._clean(assembly.answer(cap))
-            if answer.finish is None and answer.usage is None:
-                raise Failure(Kind.CUT, "the answer ended without a finish reason or a count of tokens", partial=answer)
+            # A connection that is cut looks like the end of a body; a server that is through says so in one of three ways.
+            if not done and answer.finish is None and answer.usage is None:
+                raise Failure(Kind.CUT, "the answer ended without a finish reason, a count of tokens or [DONE]", partial=answer)
             return answer
         text = response.text if response.is_closed else response.read().decode("utf-8", "replace")
         try:
@@ -204,6 +218,28 @@ class Endpoint:
     def _short(self, text: str) -> str:
         flat = " ".join(self._scrub(text).split())
         return flat if len(flat) <= _SHOWN else flat[:_SHOWN] + " ..."
+
+
+def _events(chunks: Iterator[bytes]) -> Iterator[str]:
+    """The data of server-sent events."""
+    data: list[str] = []
+    for line in _lines(chunks):
+        if line.startswith("data:"):
+            data.append(line[5:].removeprefix(" "))
+        elif not line.strip() and data:
+            yield "\n".join(data)
+            data = []
+    if data:
+        yield "\n".join(data)
+
+
+def _lines(chunks: Iterator[bytes]) -> Iterator[str]:
+    """Lines of a stream. Not `iter_lines`, which also splits at U+2028 and its like, and these may stand in JSON."""
+    rest = b""
+    for chunk in chunks:
+        *lines, rest = (rest + chunk).split(b"\n")
+        yield from (line.removesuffix(b"\r").decode("utf-8", "replace") for line in lines)
+    yield rest.removesuffix(b"\r").decode("utf-8", "replace")
 
 
 def _wait(headers) -> float | None:

@@ -81,8 +81,6 @@ class Metered:
             except Failure as failure:
                 seconds = time.monotonic() - started
                 if failure.kind is Kind.CUT:
-                    if (accepted := self._unfinished(failure.partial, trial, cuts)) is not None:
-                        return self._keep(number, accepted, seconds, trial.model_copy(update={"finish_reasons": False}))
                     self.requests.cut(number, failure.message, seconds, failure.partial)
                     cuts += 1
                     if cuts > 1:
@@ -119,11 +117,6 @@ class Metered:
             self._kept = learned
             self._memory.write(learned)
         return answer
-
-    def _unfinished(self, partial: Answer | None, known: Capabilities, cuts: int) -> Answer | None:
-        """What came, where this endpoint never says that an answer is over: known, or seen twice in a row."""
-        whole = partial is not None and not partial.empty and partial.finish is None
-        return partial if whole and (cuts or not known.finish_reasons) else None
 
     def _cap(self, messages: list[dict], known: Capabilities) -> Usage:
         settings, bill = self.settings, self.requests.bill
