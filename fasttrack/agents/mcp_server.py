@@ -79,18 +79,19 @@ def serve_http(external: External, port: int, ready: Callable[[str, str], None])
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((LOOPBACK, port))
+        listener.listen()  # who reads the address can connect at once
     except OSError as error:
         listener.close()
         raise UserError(f"port {port} cannot be had: {error.strerror}", "give another --port, or 0 for a free one") from error
     application = guarded(server(external).streamable_http_app(), token)
-    running = uvicorn.Server(uvicorn.Config(application, log_level="error", lifespan="on", access_log=False))
+    running = uvicorn.Server(uvicorn.Config(application, log_level="critical", lifespan="on", access_log=False, timeout_graceful_shutdown=2))
 
     async def serve() -> None:
         task = asyncio.create_task(running.serve(sockets=[listener]))
         while not task.done() and not external.over:
             await asyncio.sleep(0.1)
         await asyncio.sleep(_GRACE)
-        running.should_exit = running.force_exit = True
+        running.should_exit = True
         with contextlib.suppress(asyncio.CancelledError):
             await task
 
