@@ -88,7 +88,8 @@ class Assembly:
         calls = message.get("tool_calls")
         for place, call in enumerate(calls if isinstance(calls, list) else ()):
             if isinstance(call, Mapping):
-                self._call(call.get("index", place), _text(call.get("id")), call.get("function"))
+                index = call.get("index")
+                self._call(index if isinstance(index, int) else place, _text(call.get("id")), call.get("function"))
         if isinstance(message.get("function_call"), Mapping):
             self._call("legacy", "", message["function_call"])
 
