@@ -12,6 +12,7 @@ from fasttrack_validation.judge.judge import Judge
 from fasttrack_validation.judge.verdict import Status
 
 MIX, NORM = "o_proj_residual+attn_res_norm", "attn_res_norm+in_projection"
+ROUTED = "front+routing"
 
 MIXED = '''
 import triton
@@ -117,18 +118,77 @@ def launch(ctx, buffers, axes, config):
 '''
 
 
+FUSED_ROUTING = '''
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def tanh(x):
+    return 2 * tl.sigmoid(2 * x) - 1
+
+
+@triton.jit
+def product(weight, x, ROWS: tl.constexpr, D: tl.constexpr):
+    n = tl.arange(0, ROWS)
+    d = tl.arange(0, D)
+    return tl.sum(tl.load(weight + n[:, None] * D + d[None, :]).to(tl.float32) * x[None, :], 1)
+
+
+@triton.jit
+def fused(
+    router, latent_down, shared_gate_up, bias, x, latent, shared, ids, weights, x_stride,
+    D: tl.constexpr, E: tl.constexpr, L: tl.constexpr, S: tl.constexpr, K: tl.constexpr,
+):
+    row = tl.program_id(0)
+    own = tl.load(x + row * x_stride + tl.arange(0, D)).to(tl.float32)
+    tl.store(latent + row * L + tl.arange(0, L), product(latent_down, own, L, D).to(tl.bfloat16))
+    s = tl.arange(0, S)
+    gate = product(shared_gate_up, own, S, D)
+    up = product(shared_gate_up + S * D, own, S, D)
+    tl.store(shared + row * S + s, (4.0 * tanh(gate / 4.0) * tl.sigmoid(gate) * 25.0 * tanh(up / 25.0)).to(tl.bfloat16))
+    e = tl.arange(0, E)
+    logits = product(router, own, E, D)
+    scores = tl.sigmoid(logits)
+    sums = scores + tl.load(bias + e)
+    left = tl.where(sums == sums, sums, float("-inf"))
+    taken = e < 0
+    k = tl.arange(0, K)
+    total = 0.0
+    chosen = tl.zeros([K], tl.int32)
+    kept = tl.zeros([K], tl.float32)
+    for place in tl.static_range(K):
+        best = tl.max(tl.where(taken, float("-inf"), left), 0)
+        expert = tl.min(tl.where((left == best) & (taken == 0), e, E), 0)
+        score = tl.sum(tl.where(e == expert, scores, 0.0), 0)
+        taken = taken | (e == expert)
+        chosen = tl.where(k == place, expert, chosen)
+        kept = tl.where(k == place, score, kept)
+        total += score
+    tl.store(ids + row * K + k, chosen)
+    tl.store(weights + row * K + k, kept / (total + 1e-20))
+
+
+def launch(ctx, buffers, axes, config):
+    fused[(axes["rows"],)](
+        buffers.router, buffers.latent_down, buffers.shared_gate_up, buffers.correction_bias, buffers.x, buffers.latent,
+        buffers.shared, buffers.ids, buffers.weights, buffers.x.stride(0), D=128, E=32, L=64, S=axes["shared"], K=4,
+    )
+'''
+
+
 @pytest.fixture(scope="module")
 def judge(tmp_path_factory):
     architecture = Architecture.from_config(NANO)
-    ops = {name: op_exam.nano(name) for name in {*MIX.split("+"), *NORM.split("+")}}
-    parts = {name: subgraph(architecture, ops, name) for name in (MIX, NORM)}
+    ops = {name: op_exam.nano(name) for name in "+".join((MIX, NORM, ROUTED)).split("+")}
+    parts = {name: subgraph(architecture, ops, name) for name in (MIX, NORM, ROUTED)}
     model = SimpleNamespace(model="kimi_k3", op=parts.__getitem__, ops=parts, digest=lambda op: "0" * 64)
     with Judge(model, cache=tmp_path_factory.mktemp("kernels")) as made:
         yield made
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "text"), [(MIX, FUSED_MIX), (NORM, FUSED_NORM)], ids=[MIX, NORM])
+@pytest.mark.parametrize(("name", "text"), [(MIX, FUSED_MIX), (NORM, FUSED_NORM), (ROUTED, FUSED_ROUTING)])
 def test_an_honest_fused_kernel_is_accepted(judge, name, text):
     found = judge.screen(candidate(text, name))
     assert found.status is Status.ACCEPTED, (found.reason, found.message)
@@ -143,6 +203,21 @@ FAULTS = {
     "the weight of the norm inside is left out": (
         NORM, FUSED_NORM, ("tl.load(out_norm + d).to(tl.float32), D)", "key * 0.0 + 1.0, D)"),
         "attn_res_norm: the norm's weight is left out",
+    ),
+    "equal scores go to the higher expert": (
+        ROUTED, FUSED_ROUTING,
+        ("expert = tl.min(tl.where((left == best) & (taken == 0), e, E), 0)",
+         "expert = tl.max(tl.where((left == best) & (taken == 0), e, -1), 0)"),
+        "routing: equal scores go to the higher expert",
+    ),
+    "router logits pass through bfloat16": (
+        ROUTED, FUSED_ROUTING, ("logits = product(router, own, E, D)",
+                                "logits = product(router, own, E, D).to(tl.bfloat16).to(tl.float32)"),
+        "front: router logits are rounded to bfloat16",
+    ),
+    "biases are left out of the choice": (
+        ROUTED, FUSED_ROUTING, ("sums = scores + tl.load(bias + e)", "sums = scores + 0.0 * tl.load(bias + e)"),
+        "routing: the bias is left out of the selection",
     ),
 }  # fmt: skip
 

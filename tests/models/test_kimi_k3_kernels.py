@@ -38,7 +38,8 @@ def test_every_op_of_the_contract_has_kernels_a_table_and_a_design_space():
 
 def test_every_kernel_file_belongs_to_an_op():
     listed = {name for op in model_dir.load("kimi_k3").manifest.ops.values() for name in op.kernels}
-    assert listed == {f"kernels/{path.name}" for path in KERNELS.glob("*.py") if path.name != "__init__.py"}
+    files = (path.relative_to(KERNELS) for path in KERNELS.rglob("*.*") if path.suffix in (".py", ".cu", ".cuh"))
+    assert listed == {f"kernels/{path.as_posix()}" for path in files if path.name != "__init__.py"}
 
 
 def test_constants_of_the_other_kernels_are_those_of_the_published_model():
@@ -51,6 +52,19 @@ def test_constants_of_the_other_kernels_are_those_of_the_published_model():
     assert module_constants(KERNELS / "latent_up.py") == {"LATENT": moe.latent_size, "EPS": of.eps.backbone}
     assert module_constants(KERNELS / "situ.py") == {"BETA": of.situ.beta, "LINEAR_BETA": of.situ.linear_beta}
     assert module_constants(KERNELS / "experts.py").items() >= {"LATENT": moe.latent_size, "TOP": moe.top_k}.items()
+    assert module_constants(KERNELS / "experts_cuda.py") == {
+        "HIDDEN": of.hidden_size,
+        "LATENT": moe.latent_size,
+        "TOP": moe.top_k,
+        "BETA": of.situ.beta,
+        "LINEAR_BETA": of.situ.linear_beta,
+        "ROUTED_SCALING": moe.routed_scaling_factor,
+        "WARPS": 16,
+        "SLICES": 8,
+        "STRUCTURES": ("resident", "spread"),
+        "RESIDENT_ROWS": 16,
+    }
+    assert module_constants(KERNELS / "moe_half.py") == {"EXPERTS": moe.experts}
     assert module_constants(KERNELS / "mla_value.py") == {"LATENT": mla.kv_lora_rank, "HEAD_DIM": mla.v_head_dim}
     assert module_constants(KERNELS / "mla_query.py") == {
         "Q_RANK": mla.q_lora_rank,

@@ -3,6 +3,7 @@
     interpreted_ops.py exams OP ...      {} where all is well
     interpreted_ops.py spoiled OP ...    the same with a sum over ranks that leaves one out
     interpreted_ops.py parts             errors of parts of the op graph, beside the plain paths'
+    interpreted_ops.py joined PART ...   sits the exams of parts (o_proj_residual+attn_res_norm) with their stock paths
 
 A script of its own: whether kernels are interpreted is decided when triton is imported. Products are torch's, in
 float32 and rounded once as cuBLAS leaves them; streams are in order. What is CUDA C++ (routing, experts) needs a GPU.
@@ -54,6 +55,7 @@ torch.cuda.Stream, torch.cuda.current_stream, torch.cuda.stream = Stream, Stream
 import stock_parts  # noqa: E402
 
 from fasttrack_validation.contracts.kimi_k3 import graph  # noqa: E402
+from fasttrack_validation.contracts.kimi_k3.part import subgraph  # noqa: E402
 from fasttrack_validation.contracts.kimi_k3.stock import exchange, ops  # noqa: E402
 from fasttrack_validation.contracts.kimi_k3.stock import parts as stock_path  # noqa: E402
 
@@ -128,10 +130,26 @@ def parts():
         }  # fmt: skip
 
 
+def joined(name):
+    """The exam of a part, with one distribution for each member: that they differ is their own tests' business."""
+    nano = op_exam.nano("head").architecture
+    part = subgraph(nano, {name: type(op)(nano, op.policy) for name, op in op_exam.REAL.ops.items()}, name)
+    workload = next(w for w in part.workloads() if (w.axes["tp"], w.axes["rows"]) == (8, ROWS))
+    for distribution in ("typical", next(iter(list(part.distributions)[1:]))):
+        inputs = part.make_inputs(workload, distribution, SEED)
+        laid = place(part, workload, inputs)
+        bound = part.bound(stock_path.prepare, laid, workload)
+        bound.run()
+        yield f"{name} {distribution}", op_exam.failures(part, workload, inputs, bound.outputs)
+
+
 found, (what, *names) = {}, sys.argv[1:]
 if what == "parts":
     for errors in parts():
         found |= errors
+if what == "joined":
+    found = {case: wrong for name in names for case, wrong in joined(name) if wrong}
+    names = []
 if what == "spoiled":
     whole = exchange.sum_residual
     exchange.sum_residual = lambda own, peers, residual, out: whole(own, peers[:-1], residual, out)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from ..errors import UserError
@@ -24,7 +25,9 @@ _MODELS = ("kimi_k3",)
 _POLICY = "contract.toml"
 
 # What makes one exam of several.
-_PART_FILES = ("graph.py", "part.py")
+_PART_FILES = ("choice.py", "connected.py", "graph.py", "layers.py", "part.py")
+
+_JOINED_FILES = ("contracts/drawn.py", "contracts/joined.py", "contracts/subgraph.py")
 
 # Shared by every op: what a comparison means and how it is decided.
 _COMMON_FILES = (
@@ -48,13 +51,18 @@ class ModelContract:
     ops: Mapping[str, OpContract]
 
     def op(self, name: str) -> OpContract:
-        """The contract of op `name`, or of a connected part of the op graph (`o_proj_residual+attn_res_norm`).
+        """The contract of op `name`, of a connected part of the op graph (`o_proj_residual+attn_res_norm`), of a
+        layer (`layer:kda`) or of a whole `step`.
 
         Raises UserError with the nearest known name, or with what is connected to what.
         """
-        if SEPARATOR in name:
+        if self.model not in _MODELS:  # imported from elsewhere: ops, and nothing around them
+            return self.ops[_known(f"op of {self.model}", name, tuple(self.ops))]
+        if name == _whole(self.model).STEP:
+            return import_module(f".{self.model}", __package__).whole_step()
+        if len(_ops_of(self.model, name)) > 1:
             return import_module(f".{self.model}.part", __package__).subgraph(self.architecture, self.ops, name)
-        return self.ops[_known(f"op of {self.model}", name, tuple(self.ops))]
+        return self.ops[_known(f"op of {self.model}", name, (*self.ops, *_wholes(self.model)))]
 
     def digest(self, op: str) -> str:
         """SHA-256 (hex) of the installed files that make up the exam of `op`."""
@@ -76,9 +84,12 @@ def load(model: str) -> ModelContract:
 def contract_files(model: str, op: str) -> tuple[str, ...]:
     """POSIX paths, relative to `validation/`, of all files that make up the exam of `op` (or part), in order."""
     package = import_module(f".{_known('model', model, _MODELS)}", __package__)
-    names = op.split(SEPARATOR)
-    own = {name for one in names for name in package.FILES[_known(f"op of {model}", one, tuple(package.FILES))]}
-    part = ("contracts/subgraph.py", *(f"contracts/{model}/{name}" for name in _PART_FILES)) if len(names) > 1 else ()
+    if op == _whole(model).STEP:
+        return tuple(sorted({*_COMMON_FILES, *(f"contracts/{model}/{name}" for name in _whole(model).STEP_FILES)}))
+    names = _ops_of(model, op)
+    known = (*package.FILES, *_wholes(model))
+    own = {name for one in names for name in package.FILES[_known(f"op of {model}", one, known)]}
+    part = (*_JOINED_FILES, *(f"contracts/{model}/{name}" for name in _PART_FILES)) if len(names) > 1 else ()
     return tuple(sorted({*_COMMON_FILES, *part, *(f"contracts/{model}/{name}" for name in own)}))
 
 
@@ -96,18 +107,32 @@ def contract_digest(model: str, op: str, files: Mapping[str, bytes] | None = Non
     if missing:
         raise UserError(f"the contract of {model}/{op} lacks validation/{missing[0]}", "compare trees of one version")
     policy = f"contracts/{model}/{_POLICY}"
-    return digest_files({name: _section(files[name], op) if name == policy else files[name] for name in names})
+    return digest_files({name: _section(files[name], _ops_of(model, op)) if name == policy else files[name] for name in names})
 
 
-def _section(policy: bytes, op: str) -> bytes:
+def _section(policy: bytes, ops: tuple[str, ...]) -> bytes:
     try:
         document = tomllib.loads(policy.decode("utf-8"))
     except ValueError as error:
         raise UserError(f"{_POLICY}: {error}", "compare trees whose contracts can be read") from error
-    sections = [document.get("ops", {}).get(name) for name in op.split(SEPARATOR)]
+    sections = [document.get("ops", {}).get(name) for name in ops]
     return canonical_json(
         {"envelope": document.get("envelope"), "op": sections if len(sections) > 1 else sections[0]}
     ).encode()
+
+
+def _whole(model: str) -> ModuleType:
+    return import_module(f".{model}.layers", __package__)
+
+
+def _wholes(model: str) -> tuple[str, ...]:
+    """Names of layers and of the step."""
+    return (*_whole(model).LAYERS, _whole(model).STEP)
+
+
+def _ops_of(model: str, name: str) -> tuple[str, ...]:
+    """The ops of a part, by its name: one for a single op."""
+    return _whole(model).LAYERS.get(name) or tuple(name.split(SEPARATOR))
 
 
 def _known(kind: str, name: str, names: tuple[str, ...]) -> str:

@@ -106,10 +106,24 @@ class OpContract(ABC):
 
     model: str
     op: str
+    layout_axes: Mapping[str, tuple[str, ...]] = {}
+    """Tensor -> the axes that say its shape and how it lies, where layouts vary its shape: ops that share it share them"""
+    optional_axes: tuple[str, ...] = ()
+    """Axes that a workload may have, and lacks where the op is judged alone"""
+    unheld: frozenset[str] = frozenset()
+    """Produced tensors that are not compared in the row that `perturb_row` redrew: they follow a choice (of experts)
+    that may hang on a rounding there. What other rows leave in them is compared bit for bit all the same"""
 
     @abstractmethod
     def workloads(self, *, held_out: bool = False) -> tuple[Workload, ...]:
         """The declared workloads (one for each TP and batch bucket), or the held-out ones."""
+
+    def small(self) -> tuple[Workload, ...]:
+        """Workloads that stand in for the declared ones on a CPU and wherever many draws are made.
+
+        None where the declared ones are small enough, which most are.
+        """
+        return ()
 
     @abstractmethod
     def vary(self, workload: Workload, seed: int) -> Workload:

@@ -148,14 +148,15 @@ class Judge:
         if workloads is None:
             return self._record_declared(candidate, unseen=unseen, every=True)
         contract = self.model.op(candidate.op)
-        declared = {w.name: w for w in contract.workloads()}
+        declared = {w.name: w for w in (*contract.workloads(), *contract.small())}
         missing = [name for name in workloads if name not in declared]
         if missing:
             raise UserError(f"unknown workload {missing[0]!r} of {candidate.op}", f"known: {', '.join(declared)}")
         chosen = tuple(declared[name] for name in workloads)
         # Twins are interpreted at a small batch only, so each TP brings one along.
         tps = {w.axes["tp"] for w in chosen}
-        small = tuple(w for w in declared.values() if w.axes["tp"] in tps and w.axes["rows"] == SCREEN_ROWS[-1])
+        affordable = contract.small() or contract.workloads()
+        small = tuple(w for w in affordable if w.axes["tp"] in tps and w.axes["rows"] == SCREEN_ROWS[-1])
         checked = tuple({w.name: w for w in (*chosen, *small)}.values())
         return self._record(candidate, contract, checked, chosen, {w.name: unseen for w in checked})
 
@@ -164,8 +165,9 @@ class Judge:
         contract = self.model.op(candidate.op)
         declared = contract.workloads()
         # An imported definition may have no batches as small as these.
-        small = tuple(w for w in declared if w.axes["rows"] in SCREEN_ROWS) or declared[:2]
-        varied = {w.name: unseen for w in (declared if every else small)}
+        affordable = contract.small() or declared
+        small = tuple(w for w in affordable if w.axes["rows"] in SCREEN_ROWS) or affordable[:2]
+        varied = {w.name: unseen for w in ((*small, *declared) if every else small)}
         return self._record(candidate, contract, small, declared, varied)
 
     def _record(
@@ -276,7 +278,7 @@ class Judge:
 
     def _check_sanity(self, contract: OpContract) -> CheckResult:
         if contract.op not in self._sane:
-            declared = contract.workloads()
+            declared = contract.small() or contract.workloads()
             workload = next((w for w in declared if w.axes["rows"] >= 4), declared[-1])
             self._sane[contract.op] = check_task(contract, workload, secrets.randbits(62))
         return self._sane[contract.op]

@@ -99,7 +99,7 @@ def workloads_of(
     far_base: str | None,
 ) -> Workloads:  # fmt: skip
     """The workloads behind the names and seeds. Raises RecordedError for a name that the contract does not declare."""
-    known = {w.name: w for w in contract.workloads()}
+    known = {w.name: w for w in (*contract.workloads(), *contract.small())}
     for name in (*checked, *declared, *unseen, *((far_base,) if far_base else ())):
         if name not in known:
             raise RecordedError("recorded.workloads", f"{contract.op} declares no workload {name!r}")

@@ -48,12 +48,23 @@ def launched(contract: OpContract, workloads: Workloads) -> list[Group]:
     """
     first, *rest = contract.distributions
     declared = tuple({w.name: w for w in (*workloads.checked, *workloads.declared)}.values())
+    large = large_ones(contract, declared)
     groups = []
+    declared = tuple(workload for workload in declared if workload not in large)
     for workload in declared:
         groups.append(_group(contract, workload, first, None))
         others = rest if workload.axes["rows"] <= TWIN_ROWS // 2 else (secrets.choice(rest),)
         groups += [_group(contract, workload, name, TWIN_ROWS // 2) for name in others]
-    return groups + _unseen(contract, workloads.unseen_of(declared)) + list(_far(contract, workloads))
+    groups += _unseen(contract, workloads.unseen_of(declared)) + list(_far(contract, workloads))
+    # Gigabytes a draw: what value distributions show, they show at the stand-ins.
+    groups += [_group(contract, workload, first, None) for workload in large]
+    return groups + [(_spec(workload, first),) for workload in workloads.unseen_of(large)]
+
+
+def large_ones(contract: OpContract, workloads: Sequence[Workload]) -> tuple[Workload, ...]:
+    """Those for which the contract has stand-ins."""
+    small = {workload.name for workload in contract.small()}
+    return tuple(workload for workload in workloads if small and workload.name not in small)
 
 
 def _unseen(contract: OpContract, unseen: Sequence[Workload]) -> list[Group]:

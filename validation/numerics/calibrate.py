@@ -74,7 +74,11 @@ def measure(
     owned = torch.tensor([owner is not None for owner in owners], dtype=torch.bool)
     exact = torch.ones_like(owned) if comparison.kind == "exact" else ~owned
     differs = torch.zeros(got.shape, dtype=torch.bool)
-    differs[exact] = ~same_bits(expected[exact].to(got.dtype), got[exact])
+    wanted = expected[exact].to(got.dtype)
+    if expected.dtype != got.dtype:
+        # NaN has many bits, of which float64 carries none over: the plain path copies what nobody owns.
+        wanted = torch.where(expected[exact].isnan(), plain[exact], wanted)
+    differs[exact] = ~same_bits(wanted, got[exact])
     first = [tuple(index) for index in differs.nonzero()[:_WORST].tolist()]
 
     def locate(index: tuple[int, ...], error: float) -> Location:

@@ -6,6 +6,7 @@ gemv     Up to a few rows, where hardly any two places share an expert. One prog
 grouped  Above that an expert serves several rows and its weights must be read once: a first launch lists each expert's
          places, one program a (tile, expert) takes them 16 at a time on tensor cores and does nothing for an expert
          that no row chose, and a last launch adds each row's outputs in the order of its places.
+resident, spread: one launch of CUDA C++, see experts_cuda.py.
 
 Weights are repacked once: rows of gate and up alternate, so that a channel's two halves meet in one tile, and tiles
 [block_n, block_k] of nibbles lie one behind the other as 32-bit words. Inside a tile the words are dealt out like
@@ -20,6 +21,7 @@ import torch
 import triton
 import triton.language as tl
 
+from . import experts_cuda
 from .situ import situ_of_pairs
 
 LATENT = 3584
@@ -31,6 +33,8 @@ CHUNK = 16
 
 def scratch(axes, config):
     """activation [rows, k, I] bf16; grouped as well: outputs [rows, k, L] fp32, members [E, rows] and counts [E]."""
+    if _cuda(config):
+        return experts_cuda.scratch(axes, config)
     rows, experts = axes["rows"], axes["experts"]
     shapes = {"activation": ((rows * TOP, axes["channels"]), torch.bfloat16)}
     if config["structure"] == "grouped":
@@ -40,14 +44,25 @@ def scratch(axes, config):
     return shapes
 
 
+def persistent(axes, config):
+    """Of CUDA C++ alone: its barrier."""
+    return experts_cuda.persistent(axes, config) if _cuda(config) else {}
+
+
 def prepare(ctx, static, axes, config):
     """words13, words2: tiles of nibbles, int32; scales13, scales2: tiles of their scales, uint8."""
+    if _cuda(config):
+        return experts_cuda.prepare(ctx, static, axes, config)
     pairs = [
         weight.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2) for weight in (static.w13_packed, static.w13_scale)
     ]
     words13, scales13 = _tiles(*pairs, config["block_n"], config["block_k"])
     words2, scales2 = _tiles(static.w2_packed, static.w2_scale, config["block_n"], _depth(axes, config))
     return {"words13": words13, "scales13": scales13, "words2": words2, "scales2": scales2}
+
+
+def _cuda(config):
+    return config["structure"] in experts_cuda.STRUCTURES
 
 
 def _depth(axes, config):
@@ -67,7 +82,10 @@ def _tiles(packed, scale, block_n, block_k):
 
 
 def launch(ctx, buffers, axes, config):
-    """Enqueues two launches (`gemv`) or four (`grouped`)."""
+    """Enqueues two launches (`gemv`), four (`grouped`), or CUDA C++'s one."""
+    if _cuda(config):
+        experts_cuda.launch(ctx, buffers, axes, config)
+        return
     rows, channels, experts, x = axes["rows"], axes["channels"], axes["experts"], buffers.x
     block_n, block_k = config["block_n"], config["block_k"]
     up = (2 * channels // block_n, LATENT // block_n)

@@ -114,6 +114,16 @@ SAMPLES = (
         "execution", "execution.false_hint", twin="true hints",
     ),
     Sample(
+        "false assertion", ("D-values",), "asserts that no row is padded, which compiled code never looks at",
+        edit(("    if slot > 0:\n", "    tl.device_assert(slot > 0, \"a live row\")\n    if slot > 0:\n")),
+        "execution", "execution.failed_assertion", words="a live row", twin="true hints",
+    ),
+    Sample(
+        "undefined shift", ("D-values",), "shifts by the whole width, which each machine does in its own way",
+        edit((PAGE, "new += (((row + 1) << 32) * 0).to(tl.float32)\n        " + PAGE)),
+        "execution", "execution.undefined_shift", words="a shift of 32 bits by 32", twin="true hints",
+    ),
+    Sample(
         "depends on its neighbour", ("D-values",), "lets another row's input move its result by less than the tolerance",
         edit((PAGE, "other = tl.load(x + ((row + 1) % tl.num_programs(0)) * x_stride + columns).to(tl.float32)\n"
               "        new += tl.where(tl.num_programs(0) > 1, other * 1e-7, 0.0)\n        " + PAGE)),

@@ -123,7 +123,7 @@ PREFETCH = replaced(
 HINTS = replaced(
     KERNEL, "columns = tl.arange(0, WIDTH)",
     "columns = tl.max_contiguous(tl.multiple_of(tl.arange(0, WIDTH), WIDTH), WIDTH)\n    tl.assume(row >= 0)\n"
-    "    x_stride = tl.multiple_of(x_stride, 8)",
+    "    x_stride = tl.multiple_of(x_stride, 8) + ((row + 1) >> 31)\n    tl.device_assert(row >= 0, \"rows count from zero\")",
 )  # fmt: skip
 
 LOOPS = replaced(

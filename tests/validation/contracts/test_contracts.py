@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from fasttrack_validation import contracts
 from fasttrack_validation.contracts import kimi_k3
+from fasttrack_validation.contracts.kimi_k3 import layers
 from fasttrack_validation.errors import UserError
 from fasttrack_validation.records import sha256
 from fasttrack_validation.tensors import DType
@@ -68,15 +69,35 @@ def imported(path: Path) -> set[Path]:
     return {file for file in found if OWN in file.parents and file.is_file()}
 
 
-@pytest.mark.parametrize("op", kimi_k3.FILES)
-def test_no_file_of_the_exam_is_forgotten(op):
-    """What the op's package reaches by its imports, and the data that loading reads. No other op's files."""
-    reached, todo = set(), {OWN / "__init__.py", *(OWN / op).rglob("*.py")}
+def reached_from(*files: Path) -> set[str]:
+    """Files of the model's directory that these reach by their imports, relative to it."""
+    reached, todo = set(), {OWN / "__init__.py", *files}
     while todo:
         reached |= todo
         todo = {file for path in todo for file in imported(path)} - reached
-    expected = {path.relative_to(OWN).as_posix() for path in reached} - {"registry.py"}
-    assert set(kimi_k3.FILES[op]) == expected | {"config.json", "contract.toml"}
+    return {path.relative_to(OWN).as_posix() for path in reached} - {"registry.py"}
+
+
+@pytest.mark.parametrize("op", kimi_k3.FILES)
+def test_no_file_of_the_exam_is_forgotten(op):
+    """What the op's package reaches by its imports, and the data that loading reads. No other op's files."""
+    assert set(kimi_k3.FILES[op]) == reached_from(*(OWN / op).rglob("*.py")) | {"config.json", "contract.toml"}
+
+
+def test_no_file_of_the_exam_of_a_step_or_a_part_is_forgotten():
+    data = {"config.json", "contract.toml", "nano.json", "layers.py"}
+    assert set(layers.STEP_FILES) == reached_from(*(OWN / "decode_step").rglob("*.py")) | data
+    own = reached_from(OWN / "part.py", OWN / "choice.py") - reached_from()
+    listed = {name.removeprefix("contracts/kimi_k3/") for name in contracts.contract_files("kimi_k3", "front+routing")}
+    assert own <= listed
+    assert {f"contracts/{name}.py" for name in ("drawn", "joined", "subgraph")} <= set(contracts.contract_files("kimi_k3", "layer:mla"))
+
+
+@pytest.mark.parametrize(("name", "near"), [("layer:kdaa", "layer:kda"), ("steps", "step"), ("layer:moe", "layer:")])
+def test_layers_and_the_step_are_among_the_known_names(contract, name, near):
+    with pytest.raises(UserError) as caught:
+        contract.op(name)
+    assert near in caught.value.how
 
 
 def test_the_digest_follows_every_file_and_nothing_else():

@@ -7,7 +7,7 @@ from ... import strict
 from ...errors import UserError
 from ..base import OpContract
 from ..policy import ContractPolicy, Envelope
-from .architecture import CONFIG, Architecture
+from .architecture import CONFIG, NANO, Architecture
 from .registry import FILES
 
 POLICY = Path(__file__).parent / "contract.toml"
@@ -26,3 +26,8 @@ def load(policy_path: Path = POLICY) -> tuple[Architecture, dict[str, Envelope],
         for name in FILES
     }
     return architecture, policy.envelope, ops
+
+
+def whole_step() -> OpContract:
+    """The contract of a whole decode step, at the nano configuration."""
+    return import_module(".decode_step", __package__).Contract(Architecture.from_config(NANO))

@@ -24,7 +24,7 @@ PROJECTION_ALIGNMENT = 16
 
 
 
-def _only(constant: bool | int) -> Callable[[bool | int], bool | int]:
+def only(constant: bool | int) -> Callable[[bool | int], bool | int]:
     """Validates that a value is `constant`."""
 
     def check(value: bool | int) -> bool | int:
@@ -36,9 +36,9 @@ def _only(constant: bool | int) -> Callable[[bool | int], bool | int]:
 
 
 # A Literal compares by value, for which 1 is True: the type is held first.
-_True = Annotated[StrictBool, AfterValidator(_only(True))]
-_False = Annotated[StrictBool, AfterValidator(_only(False))]
-_One = Annotated[StrictInt, AfterValidator(_only(1))]
+_True = Annotated[StrictBool, AfterValidator(only(True))]
+_False = Annotated[StrictBool, AfterValidator(only(False))]
+_One = Annotated[StrictInt, AfterValidator(only(1))]
 
 
 class _Published(BaseModel):
@@ -62,6 +62,7 @@ class LinearAttention(_Published):
 class TextConfig(_Published):
     """`text_config`, with the field names of the Kimi Linear and DeepSeek family."""
 
+    model_type: Literal["kimi_linear"]
     hidden_size: PositiveInt
     intermediate_size: PositiveInt
     num_hidden_layers: PositiveInt
@@ -124,6 +125,7 @@ class TextConfig(_Published):
 class PublishedConfig(_Published):
     """A `config.json` of a Kimi K3 checkpoint. SiTU constants count only inside `text_config`."""
 
+    model_type: Literal["kimi_k3"]
     text_config: TextConfig
 
 

@@ -125,6 +125,10 @@ class RankOp(OpContract):
         """See stock/ops.py, which is no part of the exam: what decides is the oracle."""
         return import_module(f"{__package__}.stock").op(self, device)
 
+    def experts(self, workload: Workload) -> int:
+        """Experts that a router chooses among: all of the model's but where a part is judged with fewer."""
+        return workload.axes.get("experts", self.architecture.moe.experts)
+
     @property
     def comparisons(self) -> tuple[Comparison, ...]:
         """As `contract.toml` sets them."""
@@ -148,9 +152,11 @@ class RankOp(OpContract):
     def perturb_row(self, inputs: "Tensors", workload: Workload, row: int, seed: int) -> "dict[str, Tensor]":
         """Redraws the row in every input that has rows."""
         fresh = self.maths.DISTRIBUTIONS.typical_inputs(self, workload, seed)
-        changed = {name: tensor.clone() for name, tensor in inputs.items()}
+        # Weights are shared: all experts of a rank are two gigabytes.
+        changed = dict(inputs)
         for name, axis in self.row_axes.items():
             if name in changed:
+                changed[name] = inputs[name].clone()
                 changed[name].select(axis, row).copy_(fresh[name].select(axis, row))
         return changed
 

@@ -21,6 +21,10 @@ class PagedOp(RankOp):
             lies behind a row's length, in page 0 (the null page) or in pages of nobody may be NaN
     """
 
+    layout_axes = {
+        "page_table": ("page_size", "table_width", "table_stride", "pages", "page_stride"),
+        "cache": ("page_size", "table_width", "table_stride", "pages", "page_stride"),
+    }
     cache_role: TensorRole
 
     @abstractmethod

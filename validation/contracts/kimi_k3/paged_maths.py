@@ -54,7 +54,7 @@ def history(inputs: Inputs, row: int) -> Tensor:
 def redrawn(contract, inputs: Inputs, workload: Workload, row: int, seed: int) -> Inputs:
     """The same inputs with the row's own tensors redrawn, and its cached rows; lengths and tables stay."""
     fresh = contract.maths.DISTRIBUTIONS.typical_inputs(contract, workload, seed)
-    changed = {name: tensor.clone() for name, tensor in inputs.items()}
+    changed = {**inputs, **{name: inputs[name].clone() for name in ("cache", *contract.row_axes)}}
     for name, axis in contract.row_axes.items():
         changed[name].select(axis, row).copy_(fresh[name].select(axis, row))
     size = inputs["cache"].shape[1]

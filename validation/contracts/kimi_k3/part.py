@@ -6,47 +6,66 @@ from functools import cache
 
 from ...errors import UserError
 from ..base import OpContract, TensorRole
-from ..subgraph import SEPARATOR, Member, Subgraph, tensor_names
+from ..joined import Member, tensor_names
+from ..subgraph import SEPARATOR
 from .architecture import Architecture
+from .connected import Part, RoutedPart
 from .graph import Node, OpGraph, Via, step
+from .layers import LAYERS
 
-_MOST = 8
+_MOST = 12
 _STACK = "blocks"
+# What a rank reads without waiting for another.
+_LOCAL = (Via.HERE, Via.COLUMNS)
+# Edges within a layer. What crosses ranks is given to the reader all the same; see `subgraph`.
+_JOINING = (*_LOCAL, Via.RANKS, Via.RANK_COLUMNS)
 _EXAMPLES = "for example o_proj_residual+attn_res_norm"
 
 
-def subgraph(architecture: Architecture, ops: Mapping[str, OpContract], name: str) -> Subgraph:
-    """The contract of the ops in `name`, joined by `+`, where the step has them connected.
+def subgraph(architecture: Architecture, ops: Mapping[str, OpContract], name: str) -> Part:
+    """The contract of the ops in `name`, joined by `+`, where the step has them connected; or of a layer (`LAYERS`).
 
     Of several places the most frequent kind counts (by what goes in and comes out). Ops are connected by what one
-    leaves on this rank for another; what crosses ranks is an input, as for a single op. Raises UserError for unknown
-    ops, for ops that are connected nowhere, and for ops that cannot be judged as one.
+    leaves on this rank for another, and in a layer by what it sends for another. What crosses ranks is an input, as for
+    a single op: everybody's shares are given, this rank's own among them, and what it sends is an output. Raises
+    UserError for unknown ops, for ops that are connected nowhere, and for ops that cannot be judged as one.
     """
-    names = name.split(SEPARATOR)
+    names = list(LAYERS.get(name, name.split(SEPARATOR)))
     unknown = [op for op in names if op not in ops]
     if unknown or not 2 <= len(names) <= _MOST:
         raise UserError(
             f"no op of kimi_k3 is called {unknown[0]!r}"
             if unknown
             else f"a part has 2 to {_MOST} ops, not {len(names)}",
-            f"known: {', '.join(ops)}; {_EXAMPLES}",
+            f"known: {', '.join((*ops, *LAYERS))}; {_EXAMPLES}",
         )
     graph = _graph(architecture)
-    places = list(_places(graph, names))
+    places = list(_layers(graph, architecture, names) if name in LAYERS else _places(graph, names))
     if not places:
         raise UserError(f"{name}: these ops are connected nowhere in the step", _connections(graph, names))
     kinds = Counter(_kind(graph, place) for place in places)
     ((kind, _),) = kinds.most_common(1)
     place = next(place for place in places if _kind(graph, place) == kind)
     graph.interface(place)  # raises where something between them is left out
+    nodes = [graph.nodes[node] for node in place]
     if {"routing", "experts"} <= set(names):
-        judged, all_of_them = ops["experts"].workloads()[0].axes["experts"], architecture.moe.experts
-        if judged < all_of_them:
-            raise UserError(
-                f"{name}: routing chooses among {all_of_them} experts, experts is judged with {judged}",
-                "judge these ops apart",
-            )
-    return Subgraph("kimi_k3", name, _members(graph, [graph.nodes[node] for node in place], ops))
+        ops = {**ops, "experts": ops["experts"].with_all()}
+    members = list(_members(graph, nodes, ops))
+    routed = any(member.contract.op == "routing" and _decides(member, members) for member in members)
+    return (RoutedPart if routed else Part)(name, graph, nodes, members, ops)
+
+
+def _decides(routing: Member, members: Sequence[Member]) -> bool:
+    """Whether the part computes the logits, or reads the choice."""
+    return "logits" in routing.inside or any("ids" in member.inside for member in members)
+
+
+def _layers(graph: OpGraph, architecture: Architecture, names: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    """Whole layers that consist of these ops."""
+    for number in range(architecture.layers):
+        place = graph.layer(number)
+        if Counter(graph.nodes[node].op for node in place) == Counter(names):
+            yield place
 
 
 @cache
@@ -57,32 +76,33 @@ def _graph(architecture: Architecture) -> OpGraph:
 def _places(graph: OpGraph, names: Sequence[str]) -> Iterator[tuple[str, ...]]:
     """Sets of nodes with these ops, connected on this rank, each in the order of the step; all there are."""
     near = _neighbours(graph)
-    seen = set()
+    seen: set[frozenset[str]] = set()
     for start, node in graph.nodes.items():
         if node.op == names[0]:
-            for found in _grown(graph, near, frozenset((start,)), Counter(names[1:])):
-                if found not in seen:
-                    seen.add(found)
-                    yield tuple(name for name in graph.nodes if name in found)
+            for found in _grown(graph, near, frozenset((start,)), Counter(names[1:]), seen):
+                yield tuple(name for name in graph.nodes if name in found)
 
 
 def _grown(
-    graph: OpGraph, near: Mapping[str, set[str]], part: frozenset[str], missing: Counter[str]
+    graph: OpGraph, near: Mapping[str, set[str]], part: frozenset[str], missing: Counter[str], seen: set[frozenset[str]]
 ) -> Iterator[frozenset[str]]:
+    if part in seen:
+        return
+    seen.add(part)
     if not missing:
         yield part
         return
     around = sorted({other for name in part for other in near[name]} - part)
     for other in around:
         if missing[graph.nodes[other].op]:
-            yield from _grown(graph, near, part | {other}, missing - Counter((graph.nodes[other].op,)))
+            yield from _grown(graph, near, part | {other}, missing - Counter((graph.nodes[other].op,)), seen)
 
 
 @cache
 def _neighbours(graph: OpGraph) -> dict[str, set[str]]:
     near: dict[str, set[str]] = {name: set() for name in graph.nodes}
     for edge in graph.edges:
-        if edge.via is Via.HERE:
+        if edge.via in _JOINING:
             near[edge.producer].add(edge.consumer)
             near[edge.consumer].add(edge.producer)
     return near
@@ -93,10 +113,10 @@ def _connections(graph: OpGraph, names: Sequence[str]) -> str:
     lines = []
     for op in dict.fromkeys(names):
         after = {
-            graph.nodes[e.consumer].op for e in graph.edges if e.via is Via.HERE and graph.nodes[e.producer].op == op
+            graph.nodes[e.consumer].op for e in graph.edges if e.via in _JOINING and graph.nodes[e.producer].op == op
         }
         before = {
-            graph.nodes[e.producer].op for e in graph.edges if e.via is Via.HERE and graph.nodes[e.consumer].op == op
+            graph.nodes[e.producer].op for e in graph.edges if e.via in _JOINING and graph.nodes[e.consumer].op == op
         }
         lines.append(
             f"{op} reads from {', '.join(sorted(before)) or 'no op'}, is read by {', '.join(sorted(after)) or 'no op'}"
@@ -122,7 +142,7 @@ def _inside(nodes: Sequence[Node], index: int) -> dict[str, tuple[int, str]]:
     return {
         tensor: writers[sources[0].value]
         for tensor, sources in nodes[index].reads.items()
-        if len(sources) == 1 and sources[0].via is Via.HERE and sources[0].value in writers
+        if len(sources) == 1 and sources[0].via in _LOCAL and sources[0].value in writers
     }
 
 
@@ -133,7 +153,7 @@ def _leaving(graph: OpGraph, nodes: Sequence[Node], node: Node) -> set[str]:
         source.value
         for other in graph.nodes.values()
         for source in other.sources
-        if other.name not in names or source.via is not Via.HERE
+        if other.name not in names or source.via not in _LOCAL
     }
     return {tensor for tensor, value in node.writes.items() if value in read or value in graph.results}
 
@@ -157,7 +177,9 @@ def _members(graph: OpGraph, nodes: Sequence[Node], ops: Mapping[str, OpContract
             named.setdefault(key, tensor if len(meanings[tensor]) == 1 else f"{alias}_{tensor}")
     for index, (alias, node) in enumerate(zip(aliases, nodes, strict=True)):
         outer = {tensor: named[key] for tensor, key in keys[index].items()}
-        yield Member(alias=alias, contract=ops[node.op], inside=_inside(nodes, index), outer=outer)
+        inside = _inside(nodes, index)
+        columns = frozenset(tensor for tensor in inside if node.reads[tensor][0].via is Via.COLUMNS)
+        yield Member(alias=alias, contract=ops[node.op], inside=inside, outer=outer, columns=columns)
 
 
 def _keys(graph: OpGraph, nodes: Sequence[Node], index: int, contract: OpContract) -> dict[str, tuple]:
@@ -172,7 +194,7 @@ def _keys(graph: OpGraph, nodes: Sequence[Node], index: int, contract: OpContrac
             f"{node.op} stacks {mixed[0]} from values inside and outside of the part", "judge these ops apart"
         )
     keys: dict[str, tuple] = {}
-    for tensor, role in tensor_names(contract):
+    for tensor, role in tensor_names(contract).items():
         if tensor in inside or (role is TensorRole.OUTPUT and tensor not in leaving):
             continue
         if role is TensorRole.STATIC:

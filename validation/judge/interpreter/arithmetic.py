@@ -13,6 +13,7 @@ from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 from . import formats
 from .narrow import FLOATS, decode, encode, is_narrow
+from .violations import UndefinedShift
 
 _BOOL = np.dtype(np.bool_)
 _PLAIN = frozenset(np.dtype(t) for t in (np.float32, np.float64, np.float16, np.int32, np.int64))
@@ -159,6 +160,25 @@ def _scaled_operand_to_float32(handle: TensorHandle) -> np.ndarray:
 
 _stock_scaled_operand = interpreter._mxfp_value_handle_to_float32
 
+def _shift(stock):
+    """A shift of the stock builder, refused where a count is out of range.
+
+    PTX clamps counts, x86 takes them modulo the width, LLVM calls the result poison and optimises on that. So it is in
+    lanes whose result is thrown away afterwards, too: select the count before, not the result behind the shift.
+    """
+
+    def method(self, lhs: TensorHandle, rhs: TensorHandle) -> TensorHandle:
+        bits = lhs.dtype.scalar.primitive_bitwidth
+        counts = rhs.data
+        wrong = (counts < 0) | (counts >= bits)
+        if wrong.any():
+            where = tuple(int(i) for i in np.argwhere(wrong)[0])
+            raise UndefinedShift(f"a shift of {bits} bits by {int(counts[where])} at element {where} is undefined")
+        return stock(self, lhs, rhs)
+
+    return method
+
+
 METHODS = {
     "binary_op": binary_op,
     "unary_op": unary_op,
@@ -170,6 +190,7 @@ METHODS = {
     "create_fp_to_fp": fp_to_fp,
     "get_bf16": bf16_constant,
     "create_dot": dot,
+    **{name: _shift(getattr(InterpreterBuilder, name)) for name in ("create_shl", "create_lshr", "create_ashr")},
 }
 
 

@@ -2,13 +2,14 @@
 
 `tl.multiple_of`, `tl.max_contiguous`, `tl.max_constancy` and `tl.assume` change no result here, but compiled code relies
 on them: a false one makes wide loads of misaligned or scattered elements. They cost nothing to check where all values
-are known.
+are known. `tl.device_assert` is a promise too: compiled without debugging it is nothing at all, so a kernel whose own
+assertion fails would go on.
 """
 
 import numpy as np
 import triton.language as tl
 
-from .violations import FalseHint
+from .violations import FailedAssertion, FalseHint
 
 
 def _runs(values: np.ndarray, axis: int, step: int) -> np.ndarray:
@@ -65,6 +66,22 @@ def _assume(condition):
         raise FalseHint("tl.assume is false for the values at hand")
 
 
+def _device_assert(cond, msg="", mask=None):
+    holds = _values(cond)
+    if mask is not None:
+        holds = holds | ~_values(mask)
+    if not holds.all():
+        where = tuple(int(i) for i in np.argwhere(~holds)[0]) if holds.ndim else ()
+        said = getattr(msg, "value", msg)
+        raise FailedAssertion(f"tl.device_assert fails, first at element {where}" + (f": {said}" if said else ""))
+
+
+def _values(condition) -> np.ndarray:
+    if isinstance(condition, tl.tensor):
+        return condition.handle.data.astype(np.bool_)
+    return np.asarray(getattr(condition, "value", condition), np.bool_)
+
+
 def install() -> None:
     """Puts the checks in front of the language's hints."""
     for name in ("multiple_of", "max_contiguous", "max_constancy"):
@@ -73,3 +90,4 @@ def install() -> None:
             setattr(module, name, promise)
     for module in (tl, tl.core):
         module.assume = _assume
+        module.device_assert = _device_assert

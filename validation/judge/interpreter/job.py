@@ -33,7 +33,8 @@ def run(payload: dict, memory: list[mmap.mmap], scratch: pathlib.Path) -> dict:
     and bytes_stored by active lanes) and `seconds` (of interpreting): `ok` (`conflict` is then the first access that
     the access log refuses, or None); `violation` (a launch touched memory that it may not touch; `details` is the first
     such access); `prefetch_writes` (the same, where a prefetch launch wrote to a buffer that others may write);
-    `false_hint` (the kernel promises the compiler something that is not so); `unsupported` (only a GPU can run it);
+    `false_hint` (the kernel promises the compiler something that is not so); `failed_assertion` (its own
+    `tl.device_assert` does not hold); `undefined_shift` (by a count that the value's width does not allow); `unsupported` (only a GPU can run it);
     `error` (the plan does not fit source or buffers, or a kernel raised). Once it is not `ok`,
     buffers hold whatever the programs before had written.
     """
@@ -41,7 +42,7 @@ def run(payload: dict, memory: list[mmap.mmap], scratch: pathlib.Path) -> dict:
     from . import execute
     from .access_log import AccessLog
     from .arguments import Bound, shadows
-    from .violations import FalseHint, MemoryViolation, NotInterpretable
+    from .violations import FailedAssertion, FalseHint, MemoryViolation, NotInterpretable, UndefinedShift
 
     started = time.perf_counter()
     step = _Step()
@@ -71,6 +72,10 @@ def run(payload: dict, memory: list[mmap.mmap], scratch: pathlib.Path) -> dict:
         return step.result("violation", str(found), started, details)
     except FalseHint as hint:
         return step.result("false_hint", _describe(hint, scratch), started, {})
+    except FailedAssertion as failed:
+        return step.result("failed_assertion", _describe(failed, scratch), started, {})
+    except UndefinedShift as shift:
+        return step.result("undefined_shift", _describe(shift, scratch), started, {})
     except NotInterpretable as reason:
         return step.result("unsupported", str(reason), started, {})
     except Exception as error:

@@ -77,3 +77,11 @@ class NotInterpretable(Exception):
 
 class FalseHint(Exception):
     """The kernel promises the compiler something that is not so."""
+
+
+class FailedAssertion(Exception):
+    """An assertion of the kernel's own does not hold."""
+
+
+class UndefinedShift(Exception):
+    """A shift by a negative count, or by as many bits as the value has or more: compiled code may leave anything."""

@@ -14,6 +14,7 @@ import torch
 from fasttrack_validation.contracts.base import TensorRole
 from fasttrack_validation.contracts.kimi_k3 import graph as op_graph
 from fasttrack_validation.contracts.kimi_k3 import stock
+from fasttrack_validation.contracts.kimi_k3.part import subgraph
 from fasttrack_validation.contracts.kimi_k3.stock import require
 from fasttrack_validation.errors import UserError
 
@@ -57,6 +58,37 @@ def test_interpreted_parts_of_the_graph_are_as_near_to_their_oracles_as_the_plai
     assert len({name.split(": ")[0] for name in found}) == 5
     for name, (error, plain) in found.items():
         assert error <= SLACK * plain + 1e-6, name
+
+
+JOINED = (
+    "o_proj_residual+attn_res_norm",
+    "attn_res_norm+in_projection+kda_decode+o_proj_residual+attn_res_norm+front",
+    "mla_query+mla_core+mla_value",
+    "layer:dense",
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", JOINED)
+def test_an_interpreted_stock_path_passes_the_exam_of_a_part(name):
+    assert interpreted("joined", name) == {}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", [*JOINED, "routing+experts+shared_down+latent_up", "layer:kda", "layer:mla"])
+def test_a_stock_path_passes_the_exam_of_a_part_on_a_gpu(gpu, name):
+    part = subgraph(NANO, {name: type(op)(NANO, op.policy) for name, op in op_exam.REAL.ops.items()}, name)
+    workload = next(w for w in part.workloads() if w.axes["rows"] == 4)
+    inputs = part.make_inputs(workload, "typical", 5)
+    got = part.stock("cuda")(on_gpu(part, workload, inputs), workload)
+    got = {tensor: value.cpu().contiguous() for tensor, value in got.items()}
+    assert op_exam.failures(part, workload, inputs, got) == []
+
+
+@pytest.mark.parametrize("name", ["layer:kda", "routing+experts", "step"])
+def test_without_a_gpu_a_part_and_a_step_are_refused_in_words(name):
+    with pytest.raises(UserError, match="needs a CUDA GPU, not 'cpu'|nano configuration has no stock path on 'cpu'"):
+        op_exam.REAL.op(name).stock("cpu")
 
 
 @pytest.mark.parametrize("name", OPS)

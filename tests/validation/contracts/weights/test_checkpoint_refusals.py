@@ -116,6 +116,104 @@ def test_the_vision_tower_is_not_ours_to_judge(small_checkpoint):
     edit_shard(small_checkpoint, anchor, lambda held: held.update({name: torch.ones(3)}))
     names = weight_map(small_checkpoint)
     set_weight_map(small_checkpoint, names | {name: names[anchor]})
+    assert open_small(small_checkpoint).skipped == {"vision_tower.": 1}
+
+
+def test_a_tensor_that_nobody_knows_is_refused_wherever_it_lies(small_checkpoint):
+    anchor, name = "language_model.lm_head.weight", "draft_model.layers.0.weight"
+    names = weight_map(small_checkpoint)
+    set_weight_map(small_checkpoint, names | {name: names[anchor]})
+    found = refusal(small_checkpoint)
+    assert name in found.what and "expected no such tensor" in found.what
+    assert "vision_tower., mm_projector." in found.how
+    set_weight_map(small_checkpoint, names)
+    path = edit_shard(small_checkpoint, anchor, lambda held: held.update({name: torch.ones(3)}))
+    assert refusal(small_checkpoint).what == f"{path}: {name}: found in this file, expected nowhere by {INDEX}"
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize(
+    "name", [LAYER_0 + "self_attn.o_proj.weight", LAYER_3 + "block_sparse_moe.gate.e_score_correction_bias",
+             "language_model.lm_head.weight"],
+)  # fmt: skip
+def test_weights_that_are_not_finite_are_refused_by_name(small_checkpoint, name, bad):
+    def spoil(tensor):
+        tensor.view(-1)[-2:] = bad
+        return tensor
+
+    path = replace_tensor(small_checkpoint, name, spoil)
+    with pytest.raises(UserError) as caught:
+        load_model(open_small(small_checkpoint), Shard())
+    assert caught.value.what.startswith(f"{path}: {name}: found 2 values that are NaN or infinite")
+
+
+def test_the_largest_weights_there_are_load(small_checkpoint):
+    name = "language_model.lm_head.weight"
+    largest = torch.finfo(torch.bfloat16).max
+    replace_tensor(small_checkpoint, name, lambda tensor: torch.full_like(tensor, largest))
+    assert bool((load_model(open_small(small_checkpoint), Shard()).lm_head == largest).all())
+
+
+def edit_config(directory: Path, edit: Callable[[dict], None]) -> None:
+    config = json.loads((directory / "config.json").read_text())
+    edit(config)
+    (directory / "config.json").write_text(json.dumps(config, indent=1))
+
+
+def quantised(config: dict) -> dict:
+    return config["text_config"]["quantization_config"]
+
+
+def weights_of(config: dict) -> dict:
+    return quantised(config)["config_groups"]["group_0"]["weights"]
+
+
+CONFIGS = {
+    "another model": (lambda c: c.update(model_type="kimi_k25"), "model_type", "'kimi_k3'"),
+    "another text model": (lambda c: c["text_config"].update(model_type="deepseek_v3"), "model_type", "'kimi_linear'"),
+    "no quantisation": (lambda c: c["text_config"].pop("quantization_config"), "quantization_config is missing", ""),
+    "another library": (lambda c: quantised(c).update(quant_method="awq"), "quant_method", "'compressed-tensors'"),
+    "groups of 16": (lambda c: weights_of(c).update(group_size=16), "group_size", "32"),
+    "eight bits": (lambda c: weights_of(c).update(num_bits=8), "num_bits", "4"),
+    "integers": (lambda c: weights_of(c).update(type="int"), "type", "'float'"),
+    "NVFP4": (
+        lambda c: quantised(c)["config_groups"]["group_0"].update(format="nvfp4-pack-quantized"),
+        "format", "'mxfp4-pack-quantized'",
+    ),
+    "no format at all": (lambda c: quantised(c)["config_groups"]["group_0"].pop("format"), "format must be", "mxfp4"),
+    "scales with a mantissa": (lambda c: weights_of(c).update(scale_dtype="torch.float8_e4m3fn"), "scale_dtype", "uint8"),
+    "activations too": (
+        lambda c: quantised(c)["config_groups"]["group_0"].update(input_activations={"num_bits": 4}),
+        "input_activations", "null",
+    ),
+    "a second group": (
+        lambda c: quantised(c)["config_groups"].update(group_1={"weights": {**weights_of(c), "num_bits": 8}}),
+        "group_1.weights.num_bits", "4",
+    ),
+    "another one on top": (
+        lambda c: c.update(quantization_config={**quantised(c), "quant_method": "gptq"}), "quant_method", "compressed",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CONFIGS)
+def test_a_configuration_of_another_format_is_refused_by_key(small_checkpoint, case):
+    edit, key, expected = CONFIGS[case]
+    edit_config(small_checkpoint, edit)
+    found = refusal(small_checkpoint).what
+    assert found.startswith(str(small_checkpoint / "config.json")) and key in found and expected in found
+
+
+def test_a_configuration_rewritten_by_tools_opens(small_checkpoint):
+    """The format on top and once for all groups; keys that say nothing about how weights are stored."""
+
+    def edit(config):
+        found = config["text_config"].pop("quantization_config")
+        found["config_groups"]["group_0"].pop("format")
+        found |= {"format": "mxfp4-pack-quantized", "ignore": ["re:.*self_attn.*"], "quantization_status": "compressed"}
+        config["quantization_config"] = found
+
+    edit_config(small_checkpoint, edit)
     open_small(small_checkpoint)
 
 

@@ -419,3 +419,56 @@ def test_a_buffer_outside_the_mapping_is_an_error(interpreter):
         }
     )  # fmt: skip
     assert reply["status"] == "error" and "outside" in reply["message"]
+
+
+ASSERTS = """
+@triton.jit
+def kernel(X, Y, N, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    x = tl.load(X + i, mask=i < N, other=-1.0)
+    tl.device_assert(x >= 0, "no negative values", mask=i < N)
+    tl.device_assert(N <= BLOCK)
+    tl.store(Y + i, x, mask=i < N)
+"""
+
+
+@pytest.mark.parametrize(("value", "status"), [(0.0, "ok"), (-2.0, "failed_assertion")])
+def test_a_kernels_own_assertion_must_hold(interpreter, value, status):
+    """Lanes that the assertion's mask leaves out may hold anything, as the lanes behind N do here."""
+    x = torch.ones(32)
+    x[7] = value
+    buffers = {"X": x, "Y": torch.zeros(32)}
+    reply, _ = interpreter.run(ASSERTS, buffers, scalars={"N": ("i32", 20)}, constexprs={"BLOCK": 32})
+    assert reply["status"] == status, reply
+    if status != "ok":
+        assert "element (7,)" in reply["message"] and "no negative values" in reply["message"]
+    reply, _ = interpreter.run(ASSERTS, buffers, scalars={"N": ("i32", 5)}, constexprs={"BLOCK": 32})
+    assert reply["status"] == "ok", "only the first five are looked at"
+
+
+SHIFTED_BY = """
+@triton.jit
+def kernel(X, S, Y, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    tl.store(Y + i, tl.load(X + i) {op} tl.load(S + i))
+"""
+
+
+@pytest.mark.parametrize("op", ["<<", ">>"])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.uint8])
+def test_shift_counts_stay_below_the_width(interpreter, op, dtype):
+    bits = torch.iinfo(dtype).bits
+    x = torch.arange(1, 9, dtype=dtype)
+    good = torch.tensor([0, 1, 2, 3, 4, 5, 6, bits - 1], dtype=dtype)
+    run = lambda counts: interpreter.run(  # noqa: E731
+        SHIFTED_BY.replace("{op}", op), {"X": x, "S": counts, "Y": torch.zeros(8, dtype=dtype)}, constexprs={"BLOCK": 8}
+    )
+    reply, after = run(good)
+    assert reply["status"] == "ok", reply
+    shifted = [(a << b if op == "<<" else a >> b) & (2**bits - 1) for a, b in zip(x.tolist(), good.tolist(), strict=True)]
+    assert [value & (2**bits - 1) for value in after["Y"].tolist()] == shifted
+    for bad in (bits, bits + 1, *((-1,) if dtype.is_signed else ())):
+        counts = good.clone()
+        counts[3] = bad
+        reply, _ = run(counts)
+        assert reply["status"] == "undefined_shift" and f"{bits} bits by {bad} at element (3,)" in reply["message"], reply

@@ -25,6 +25,7 @@ class AttnResNorm(RankOp):
 
     op = "attn_res_norm"
     row_axes = {"stream": 0, "blocks": 1}
+    layout_axes = {"blocks": ("blocks", "block_stride", "block_row_stride")}
 
     def axes(self, tp: int, rows: int, layout: Layout) -> dict[str, int]:
         """As declared all banks are full, as in the last layers; drawn, any number and either order."""

@@ -1,5 +1,7 @@
 """The contract of `experts`."""
 
+from typing import Self
+
 from ....tensors import DType
 from ...base import Cost, TensorRole, TensorSpec, Workload
 from ..op import Layout, RankOp, output, rows_of, static, tensor
@@ -8,7 +10,8 @@ _GROUP = 32
 
 # All 896 experts of a layer are 1.9 GB on a rank of TP8. A trial on a CPU holds several copies of its buffers and
 # draws each, so what is judged everywhere has 64: still 4 for each place of a row, so that some stay empty up to
-# 8 rows and all are shared at 64. The whole number is held out, one workload for each TP and bucket, for a GPU.
+# 8 rows and all are shared at 64. The whole number is held out, one workload for each TP and bucket, for a GPU; parts
+# that route declare it.
 REDUCED = 64
 
 
@@ -35,31 +38,36 @@ class Experts(RankOp):
     op = "experts"
     row_axes = {"x": 0, "ids": 0, "weights": 0}
 
+    whole = False
+
+    def with_all(self) -> Self:
+        """The same op with all experts declared, as a part needs whose router chooses among them; see `small`."""
+        found = type(self)(self.architecture, self.policy)
+        found.whole = True
+        return found
+
+    def small(self) -> tuple[Workload, ...]:
+        """Where all experts are declared and are many: the same workloads with as many as are judged alone."""
+        if not self.whole or self.architecture.moe.experts <= REDUCED:
+            return ()
+        return tuple(_named(workload, "few", REDUCED) for workload in super().workloads())
+
     def axes(self, tp: int, rows: int, layout: Layout) -> dict[str, int]:
         """E, I, and how far rows of x lie apart."""
         moe = self.architecture.moe
         groups = self.divided("MXFP4 groups of expert channels", moe.expert_intermediate_size // _GROUP, tp)
         return {
-            "experts": min(REDUCED, moe.experts),
+            "experts": moe.experts if self.whole else min(REDUCED, moe.experts),
             "channels": _GROUP * groups,
             "x_stride": moe.latent_size + layout.gap(),
         }
 
     def workloads(self, *, held_out: bool = False) -> tuple[Workload, ...]:
         """As of every op with a reduced number of experts; held out as well: all experts, in every bucket."""
-        if not held_out:
-            return super().workloads()
-        whole = tuple(
-            workload.model_copy(
-                update={
-                    "name": f"{workload.name}-all",
-                    "axes": {**workload.axes, "experts": self.architecture.moe.experts},
-                    "held_out": True,
-                }
-            )
-            for workload in super().workloads()
-        )
-        return super().workloads(held_out=True) + whole
+        if not held_out or self.whole:
+            return super().workloads(held_out=held_out)
+        whole = (_named(workload, "all", self.architecture.moe.experts) for workload in super().workloads())
+        return super().workloads(held_out=True) + tuple(w.model_copy(update={"held_out": True}) for w in whole)
 
     def vary(self, workload: Workload, seed: int) -> Workload:
         """As of every op, with the same number of experts."""
@@ -96,3 +104,8 @@ class Experts(RankOp):
             bytes_written=2 * rows * moe.latent_size,
             flops=rows * moe.top_k * (2 * elements + 2 * moe.latent_size),
         )
+
+
+def _named(workload: Workload, suffix: str, experts: int) -> Workload:
+    axes = {**workload.axes, "experts": experts}
+    return workload.model_copy(update={"name": f"{workload.name}-{suffix}", "axes": axes})

@@ -16,11 +16,18 @@ def _weights(contract, workload, random) -> Inputs:
         # An element has a root mean square near 3; scales spread over three octaves.
         exponent = 127 - round(math.log2(3 * (GROUP * scale[-1]) ** 0.5))
         return {
-            f"{name}_packed": torch.randint(0, 256, packed, generator=random, dtype=torch.uint8),
-            f"{name}_scale": torch.randint(exponent - 1, exponent + 2, scale, generator=random, dtype=torch.uint8),
+            f"{name}_packed": _bytes(random, packed),
+            f"{name}_scale": (_bytes(random, scale) % 3).add_(exponent - 1),
         }
 
     return matrices("w13") | matrices("w2")
+
+
+def _bytes(random, shape: tuple[int, ...]) -> torch.Tensor:
+    """Any bytes [shape], eight at a time: all experts of a rank are two gigabytes."""
+    count = math.prod(shape)
+    words = torch.empty(-(-count // 8), dtype=torch.int64).random_(-(2**63), None, generator=random)
+    return words.view(torch.uint8)[:count].view(shape)
 
 
 def _inputs(contract, workload, random) -> Inputs:

@@ -22,6 +22,7 @@ class Front(RankOp):
 
     op = "front"
     row_axes = {"x": 0}
+    optional_axes = ("experts",)
 
     def axes(self, tp: int, rows: int, layout: Layout) -> dict[str, int]:
         """S, and how far rows of x lie apart."""
@@ -34,11 +35,11 @@ class Front(RankOp):
         axes, moe, width = workload.axes, self.architecture.moe, self.architecture.hidden_size
         rows = axes["rows"]
         return (
-            static("router", moe.experts, width),
+            static("router", self.experts(workload), width),
             static("latent_down", moe.latent_size, width),
             static("shared_gate_up", 2 * axes["shared"], width),
             rows_of("x", rows, width, axes["x_stride"]),
-            output("logits", rows, moe.experts, dtype=DType.F32),
+            output("logits", rows, self.experts(workload), dtype=DType.F32),
             output("latent", rows, moe.latent_size),
             output("shared", rows, axes["shared"]),
         )
@@ -46,9 +47,10 @@ class Front(RankOp):
     def cost(self, workload: Workload) -> Cost:
         """The three weights once; the activation, which is linear in S alone, is left out of the flops."""
         axes, moe, width = workload.axes, self.architecture.moe, self.architecture.hidden_size
-        rows, columns = axes["rows"], moe.experts + moe.latent_size + 2 * axes["shared"]
+        rows, experts = axes["rows"], self.experts(workload)
+        columns = experts + moe.latent_size + 2 * axes["shared"]
         return Cost(
             bytes_read=2 * width * (columns + rows),
-            bytes_written=rows * (4 * moe.experts + 2 * moe.latent_size + 2 * axes["shared"]),
+            bytes_written=rows * (4 * experts + 2 * moe.latent_size + 2 * axes["shared"]),
             flops=2 * rows * columns * width,
         )

@@ -27,7 +27,7 @@ _NAMES = ("router", "latent_down", "shared_gate_up")
 def _weights(contract, workload, random) -> Inputs:
     moe, width = contract.architecture.moe, contract.architecture.hidden_size
     return {
-        "router": matrix(random, moe.experts, width),
+        "router": matrix(random, contract.experts(workload), width),
         "latent_down": matrix(random, moe.latent_size, width),
         "shared_gate_up": matrix(random, 2 * workload.axes["shared"], width),
     }

@@ -1,8 +1,15 @@
 """The contract of `routing`."""
 
+from typing import TYPE_CHECKING
+
 from ....tensors import DType
 from ...base import Cost, TensorSpec, Workload
 from ..op import Layout, RankOp, output, rows_of, static
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ..op import Tensors
 
 
 class Routing(RankOp):
@@ -23,6 +30,7 @@ class Routing(RankOp):
 
     op = "routing"
     row_axes = {"logits": 0}
+    optional_axes = ("experts",)
 
     def axes(self, tp: int, rows: int, layout: Layout) -> dict[str, int]:
         """How far rows of logits lie apart."""
@@ -30,19 +38,25 @@ class Routing(RankOp):
 
     def tensors(self, workload: Workload) -> tuple[TensorSpec, ...]:
         """See the class."""
-        moe, rows = self.architecture.moe, workload.axes["rows"]
+        moe, rows, experts = self.architecture.moe, workload.axes["rows"], self.experts(workload)
         return (
-            static("correction_bias", moe.experts, dtype=DType.F32),
-            rows_of("logits", rows, moe.experts, workload.axes["logits_stride"], DType.F32),
+            static("correction_bias", experts, dtype=DType.F32),
+            rows_of("logits", rows, experts, workload.axes["logits_stride"], DType.F32),
             output("ids", rows, moe.top_k, dtype=DType.I32),
             output("weights", rows, moe.top_k, dtype=DType.F32),
         )
 
+    def perturb_row(self, inputs: "Tensors", workload: Workload, row: int, seed: int) -> "dict[str, Tensor]":
+        """The row redrawn, its sums apart as well."""
+        changed = super().perturb_row(inputs, workload, row, seed)
+        self.maths.separate(self, {**changed, "logits": changed["logits"][row : row + 1]})
+        return changed
+
     def cost(self, workload: Workload) -> Cost:
         """An element: four for the sigmoid, one for the bias, one comparison. A chosen one: an addition, a division."""
-        moe, rows = self.architecture.moe, workload.axes["rows"]
+        moe, rows, experts = self.architecture.moe, workload.axes["rows"], self.experts(workload)
         return Cost(
-            bytes_read=4 * moe.experts * (1 + rows),
+            bytes_read=4 * experts * (1 + rows),
             bytes_written=8 * rows * moe.top_k,
-            flops=rows * (6 * moe.experts + 2 * moe.top_k),
+            flops=rows * (6 * experts + 2 * moe.top_k),
         )

@@ -13,14 +13,14 @@ _APART = 2.0**-18
 
 
 def _weights(contract, workload, random) -> Inputs:
-    return {"correction_bias": 0.1 * normal(random, contract.architecture.moe.experts)}
+    return {"correction_bias": 0.1 * normal(random, contract.experts(workload))}
 
 
 def _inputs(contract, workload, random) -> Inputs:
-    return {"logits": 1.5 * normal(random, workload.axes["rows"], contract.architecture.moe.experts)}
+    return {"logits": 1.5 * normal(random, workload.axes["rows"], contract.experts(workload))}
 
 
-def _separated(contract, inputs: Inputs) -> None:
+def separate(contract, inputs: Inputs) -> None:
     """Nudges logits, in place, until sums that decide are equal on purpose or well apart.
 
     Equal on purpose: the same logit (zeros of either sign alike) under the same bias.
@@ -50,7 +50,7 @@ class _Settled(Distributions):
 
     def draw(self, contract, workload, distribution, seed):
         drawn = super().draw(contract, workload, distribution, seed)
-        _separated(contract, drawn)
+        separate(contract, drawn)
         return drawn
 
 

@@ -162,7 +162,7 @@ def _front(contract, t: Tensors, axes: Axes, out: Outputs) -> Callable[[], None]
 @_binds("routing")
 def _routing(contract, t: Tensors, axes: Axes, out: Outputs) -> Callable[[], None]:
     # Choice does not depend on the experts' width: the least that compiles.
-    run = _experts(contract.architecture, contract.architecture.moe.experts, 64)
+    run = _experts(contract.architecture, len(t["correction_bias"]), 64)
     return lambda: run.choose(t["logits"], t["correction_bias"], out["ids"], out["weights"])
 
 

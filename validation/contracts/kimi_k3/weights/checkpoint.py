@@ -6,6 +6,7 @@ shards are memory-mapped and only the part that is asked for is read, so nothing
 
 from collections import defaultdict
 from collections.abc import Collection
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated
 
@@ -18,7 +19,8 @@ from .... import strict
 from ....errors import UserError
 from ..architecture import Architecture
 from .mxfp4 import NAN_SCALE
-from .names import PREFIX, ALog, DType, TensorInfo, expected
+from . import quantisation
+from .names import SKIPPED, ALog, DType, TensorInfo, expected
 
 CONFIG_FILE = "config.json"
 INDEX_FILE = "model.safetensors.index.json"
@@ -43,7 +45,8 @@ class Checkpoint:
 
     `layers` (None: all; counted from zero) and `ends` say which part is needed; the rest may be absent, is not opened,
     and cannot be read. `a_log` says how `A_log` is stored. Raises UserError with file, tensor, what was found and what
-    was expected: for a configuration that lacks a constant, a missing, extra, misshapen or mistyped tensor, a shard
+    was expected: for a configuration that lacks a constant or says another format than MXFP4, a missing, extra,
+    misshapen or mistyped tensor, one outside of the text backbone that is not known to be skipped, a shard
     that is missing, truncated or not the one in which the index promises a tensor.
     """
 
@@ -56,6 +59,7 @@ class Checkpoint:
         a_log: ALog = ALog.VECTOR,
     ) -> None:
         self.directory = directory
+        quantisation.check(directory / CONFIG_FILE)
         self.architecture = Architecture.from_config(directory / CONFIG_FILE)
         self.layers = tuple(range(self.architecture.layers)) if layers is None else tuple(sorted(set(layers)))
         if odd := [layer for layer in self.layers if not 0 <= layer < self.architecture.layers]:
@@ -71,6 +75,12 @@ class Checkpoint:
         for name in self._tensors:
             by_file[self._weight_map[name]].append(name)
         self._shards = {file: self._open(file, names) for file, names in by_file.items()}
+
+    @cached_property
+    def skipped(self) -> dict[str, int]:
+        """Prefixes that are known to be no part of the text backbone -> tensors of the index that were left alone."""
+        counts = {prefix: sum(name.startswith(prefix) for name in self._weight_map) for prefix in SKIPPED}
+        return {prefix: count for prefix, count in counts.items() if count}
 
     def read(self, name: str, index: Index = ()) -> Tensor:
         """A fresh tensor with the part `index` (slices without step, and integers) of a tensor; () is the whole."""
@@ -91,6 +101,13 @@ class Checkpoint:
                 f"{self.directory}: {name}: outside the part that was opened", "open the checkpoint with that layer"
             )
         part = self._shards[self._weight_map[name]].get_slice(name)[index or ...]
+        # The extremes are NaN where anything is, and take no memory of the tensor's size.
+        if part.is_floating_point() and not all(extreme.isfinite() for extreme in part.aminmax()):
+            count = int((~part.isfinite()).sum())
+            raise UserError(
+                f"{self._path(name)}: {name}: found {count} values that are NaN or infinite, expected finite weights",
+                "fetch the file again, or convert it again from weights that are finite",
+            )
         if name.endswith(".weight_scale") and (part == NAN_SCALE).any():
             raise UserError(
                 f"{self._path(name)}: {name}: found scale byte {NAN_SCALE}, which stands for NaN; expected at most 254",
@@ -104,7 +121,7 @@ class Checkpoint:
     def _check_names(self) -> None:
         index = self.directory / INDEX_FILE
         known = expected(self.architecture, a_log=self.a_log)
-        extra = [name for name in self._weight_map if name.startswith(PREFIX) and name not in known]
+        extra = [name for name in self._weight_map if not name.startswith(SKIPPED) and name not in known]
         missing = [name for name in self._tensors if name not in self._weight_map]
         if missing:
             name = missing[0]
@@ -117,7 +134,7 @@ class Checkpoint:
         if extra:
             raise UserError(
                 f"{index}: {extra[0]}: found{_more(extra)}, expected no such tensor in this architecture",
-                f"remove it, or correct {CONFIG_FILE}",
+                f"remove it, or correct {CONFIG_FILE}; known to be skipped: {', '.join(SKIPPED)}",
             )
 
     def _open(self, file: str, names: list[str]) -> safe_open:
@@ -144,7 +161,7 @@ class Checkpoint:
                 )
             self._check_tensor(path, name, shard.get_slice(name))
         for name in sorted(held):
-            if name.startswith(PREFIX) and self._weight_map.get(name) != file:
+            if not name.startswith(SKIPPED) and self._weight_map.get(name) != file:
                 place = self._weight_map.get(name, "nowhere")
                 raise UserError(
                     f"{path}: {name}: found in this file, expected {place} by {INDEX_FILE}",

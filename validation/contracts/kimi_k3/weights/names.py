@@ -1,6 +1,7 @@
 """The tensors of a published Kimi K3 checkpoint: name, shape and dtype of each.
 
-Only `language_model.` is listed; the vision tower and its projector lie outside it and are not ours to judge.
+Only `language_model.` is listed. Of what lies outside of it the vision tower and its projector (`SKIPPED`) are not ours
+to judge; anything else is no part of a published checkpoint.
 """
 
 from collections.abc import Collection, Iterator
@@ -11,6 +12,7 @@ from ..architecture import Architecture
 from .mxfp4 import GROUP
 
 PREFIX = "language_model."
+SKIPPED = ("vision_tower.", "mm_projector.")
 _MODEL = f"{PREFIX}model."
 
 EMBEDDING = f"{_MODEL}embed_tokens.weight"

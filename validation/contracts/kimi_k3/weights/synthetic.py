@@ -18,7 +18,7 @@ from torch import Generator, Tensor
 
 from ....errors import UserError
 from ..architecture import Architecture
-from . import mxfp4, names
+from . import mxfp4, names, quantisation
 from .checkpoint import CONFIG_FILE, INDEX_FILE, TORCH_DTYPES
 from .names import ALog, TensorInfo, expected
 
@@ -114,6 +114,7 @@ def published_config(architecture: Architecture) -> dict:
             "moe_renormalize": True,
             "routed_scaling_factor": moe.routed_scaling_factor,
             "num_nextn_predict_layers": 0,
+            "quantization_config": quantisation.published(),
         },
     }
 

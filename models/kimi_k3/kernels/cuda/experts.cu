@@ -1,0 +1,374 @@
+// Sixteen MXFP4 experts a row in one persistent launch: W1 and W3 with SiTU, grid barrier, W2, weighted sum. With ROUTE
+// their choice comes before, with SHARED the second product of the shared expert: its weights are on their way while the
+// choice is made.
+//
+// Constants from the host: EXPERTS, TOP, LATENT, CHANNELS (of this rank), MOST_ROWS, STAGES of a warp's ring, SPREAD,
+// BLOCKS of the grid, ROUTE, SHARED, HIDDEN, SHARED_CHANNELS,
+// SITU_BETA, SITU_LINEAR_BETA, ROUTED_SCALING, SHARED_BYTES of shared memory.
+//
+// A unit is an expert with the places (row * TOP + place) that chose it, so its weights are read once whatever their
+// number; every block lists the units for itself. Weights lie in stages, each what one warp takes at a time:
+//   w13 [EXPERTS, CHANNELS / 8 row blocks, 8 slices of k, 7 chunks]; a row block is eight gate rows over their up rows
+//   w2  [EXPERTS, LATENT / 16 row blocks, CHANNELS / 64 chunks]
+//   shared_down [HIDDEN / 16 row blocks, 8 slices of k, SHARED_CHANNELS / 128 bf16 fragments of 16 x 16]
+// Eight tokens are a tile; what a warp multiplies them with stays in registers from row block to row block. Where k is
+// sliced, eight warps take the slices of a row block, and one of them, in turn, adds them in a fixed order while the
+// others go on; of w13 it leaves SiTU in bfloat16 times 2^96. Of w2 a warp takes a whole row block of a unit.
+// SPREAD 0: a block takes all units of a row block and adds each row's experts itself. SPREAD 1: warps take equal parts
+// of all (unit, row block), their products go through memory in float32, and after another barrier the grid adds them.
+// Either way experts are added in the order of their places in float32, so a row's bits depend on that row alone. One
+// rounding besides SiTU's: `routed`.
+//
+// A ring holds no more than it must: a warp asks for W2 when it has taken its last of W1 and W3. What is asked for early
+// shares the memory's bandwidth with what other warps are waiting for.
+#include "expert_units.cuh"
+#include "mxfp4.cuh"
+#include "routing.cuh"
+#include "weight_stream.cuh"
+
+#define WARPS UNIT_WARPS
+#define SLICES 8
+#define GROUPS (WARPS / SLICES)
+#define FIRST_CHUNKS (LATENT / 64 / SLICES)
+#define FIRST_BLOCKS (CHANNELS / 8)
+#define SECOND_CHUNKS (CHANNELS / 64)
+#define SECOND_BLOCKS (LATENT / 16)
+#define SHARED_FRAGMENTS (SHARED_CHANNELS / 16 / SLICES)
+#define SHARED_BLOCKS (HIDDEN / 16)
+#define CHUNK_BYTES 544
+#define FIRST_BYTES (FIRST_CHUNKS * CHUNK_BYTES)
+#define SECOND_BYTES (SECOND_CHUNKS * CHUNK_BYTES)
+#define STAGE_BYTES (FIRST_BYTES > SECOND_BYTES ? FIRST_BYTES : SECOND_BYTES)
+static_assert(LATENT % (64 * SLICES) == 0 && CHANNELS % 64 == 0, "slices and chunks are whole");
+static_assert(SPREAD || (MOST_ROWS <= 16 && 2 * BLOCKS >= SECOND_BLOCKS), "a block keeps the products of all places");
+
+typedef float Slice[16][8];
+
+struct Shared {
+  alignas(128) unsigned char stages[WARPS][STAGES][STAGE_BYTES];
+  union {
+    UnitsWork listing;
+    Slice partial[GROUPS][2][SLICES];
+    float products[SPREAD ? 1 : 2][SPREAD ? 1 : MOST_PLACES][16];
+  };
+  u64 arrived[WARPS][STAGES];
+  u64 full[GROUPS][2], empty[GROUPS][2];
+  float weights[SPREAD ? TOP : MOST_PLACES];
+  int ids[TOP];
+  Units units;
+#if ROUTE
+  RoutingWork routing;
+#endif
+};
+
+static_assert(sizeof(Shared) <= SHARED_BYTES, "the launch brings less shared memory");
+static_assert(!SHARED || SHARED_CHANNELS % (16 * SLICES) == 0, "slices are whole");
+static_assert(!SHARED || SHARED_FRAGMENTS * 512 <= STAGE_BYTES, "a slice is a stage");
+
+// This lane's activations of the tile's token g; of its last token where there is none: what such a column computes is
+// not stored.
+__device__ __forceinline__ void load_tile(const Units& u, const u16* activation, int begin, int tile, int count,
+                                          uint4 (&token)[SECOND_CHUNKS][2]) {
+  const int lane = threadIdx.x & 31, place = u.places[begin + min(tile + (lane >> 2), count - 1)];
+  const uint4* source = (const uint4*)(activation + (size_t)place * CHANNELS + (lane & 3) * 8);
+#pragma unroll
+  for (int c = 0; c < 2 * SECOND_CHUNKS; c++) token[c / 2][c % 2] = source[c * 4];
+}
+
+__device__ __forceinline__ float situ(float gate, float up) {
+  return SITU_BETA * tanhf(gate / SITU_BETA) / (1.f + expf(-gate)) * (SITU_LINEAR_BETA * tanhf(up / SITU_LINEAR_BETA));
+}
+
+// Hands this warp's 16 rows x 8 tokens to the group's sum. To the warp whose turn it is to add them it gives all slices;
+// that warp calls `added` when it has. Two buffers: who is ahead waits until the sum before last was taken.
+__device__ __forceinline__ const Slice* hand_over(Shared& s, const float (&sum)[4], int turn) {
+  const int lane = threadIdx.x & 31, slice = (threadIdx.x >> 5) % SLICES, group = (threadIdx.x >> 5) / SLICES;
+  const int row = lane >> 2, column = (lane & 3) * 2, buffer = turn & 1, round = turn >> 1;
+  Slice* partial = s.partial[group][buffer];
+  if (round) barrier_wait(&s.empty[group][buffer], (round - 1) & 1);
+  *(float2*)&partial[slice][row][column] = make_float2(sum[0], sum[1]);
+  *(float2*)&partial[slice][row + 8][column] = make_float2(sum[2], sum[3]);
+  __syncwarp();
+  if (lane == 0) barrier_arrive(&s.full[group][buffer]);
+  if (turn % SLICES != slice) return nullptr;
+  barrier_wait(&s.full[group][buffer], round & 1);
+  return partial;
+}
+
+__device__ __forceinline__ void added(Shared& s, int turn) {
+  __syncwarp();
+  if ((threadIdx.x & 31) == 0) barrier_arrive(&s.empty[(threadIdx.x >> 5) / SLICES][turn & 1]);
+}
+
+__device__ __forceinline__ float added_slices(const Slice* partial, int row, int token) {
+  float total = 0;
+#pragma unroll
+  for (int i = 0; i < SLICES; i++) total += partial[i][row][token];
+  return total;
+}
+
+// Part `index` of `parts` equal parts of `total`: its first.
+__device__ __forceinline__ int part(int total, int index, int parts) { return (long long)total * index / parts; }
+
+// x [rows, LATENT] bf16, rows x_stride apart; activation [rows * TOP, CHANNELS] bf16 and, with SPREAD, outputs
+// [rows * TOP, LATENT] float32 are scratch; barrier: see grid_barrier; routed [rows, LATENT] bf16.
+// ids, weights [rows, TOP]: given, or with ROUTE scratch, made of logits [rows, EXPERTS] float32, rows logits_stride
+// apart, and bias [EXPERTS] float32. SHARED: shared_x [rows, SHARED_CHANNELS] bf16, partial [rows, HIDDEN] bf16.
+extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
+experts(
+#if ROUTE
+    const float* logits, int logits_stride, const float* bias, int* ids, float* weights,
+#else
+    const int* ids, const float* weights,
+#endif
+#if SHARED
+    const unsigned char* shared_down, const u16* shared_x, int shared_x_stride, u16* partial,
+#endif
+    const unsigned char* w13, const unsigned char* w2, const u16* x, int x_stride, int rows, u16* activation,
+    float* outputs, u32* barrier, u16* routed) {
+  extern __shared__ __align__(128) unsigned char memory[];
+  Shared& s = *(Shared*)memory;
+  Units& u = s.units;
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, group = warp / SLICES, slice = warp % SLICES;
+  const int worker = blockIdx.x * GROUPS + group, workers = gridDim.x * GROUPS, places = rows * TOP;
+  WeightStream<STAGES, STAGE_BYTES> stream(s.stages[warp][0], s.arrived[warp]);
+  if (lane == 0) {
+    for (int i = 0; i < STAGES; i++) barrier_init(&s.arrived[warp][i], 1);
+    if (slice < 2) barrier_init(&s.full[group][slice], SLICES), barrier_init(&s.empty[group][slice], 1);
+    barriers_ready();
+  }
+
+  // What this warp takes, in order: `shared_count` row blocks of the shared expert, `first_count` (unit, row block) of
+  // W1 and W3, `second_count` of W2. It may ask for the first `known` of them.
+  int shared_block = 0, shared_count = 0, first = 0, first_count = 0, second = 0, second_count = 0, known = 0;
+#if SHARED
+  shared_block = part(SHARED_BLOCKS, worker, workers);
+  known = shared_count = part(SHARED_BLOCKS, worker + 1, workers) - shared_block;
+#endif
+  int ask_unit = 0, ask_block = 0;
+  const auto ask = [&] {
+    if (lane || stream.asked >= known) return;
+    int index = stream.asked;
+#if SHARED
+    if (index < shared_count) {
+      constexpr int bytes = SHARED_FRAGMENTS * 512;
+      return stream.ask(shared_down + ((size_t)(shared_block + index) * SLICES + slice) * bytes, bytes);
+    }
+    index -= shared_count;
+#endif
+    if (index < first_count) {
+      if (index == 0) ask_unit = first / FIRST_BLOCKS, ask_block = first % FIRST_BLOCKS;
+      const size_t block = (size_t)u.expert[ask_unit] * FIRST_BLOCKS + ask_block;
+      if (++ask_block == FIRST_BLOCKS) ask_block = 0, ask_unit++;
+      return stream.ask(w13 + (block * SLICES + slice) * FIRST_BYTES, FIRST_BYTES);
+    }
+    if (index == first_count) {
+      ask_unit = SPREAD ? second / SECOND_BLOCKS : warp;
+      ask_block = SPREAD ? second % SECOND_BLOCKS : blockIdx.x;
+    } else if (SPREAD) {
+      if (++ask_block == SECOND_BLOCKS) ask_block = 0, ask_unit++;
+    } else if (ask_block += gridDim.x; ask_block >= SECOND_BLOCKS) {
+      ask_block = blockIdx.x, ask_unit += WARPS;
+    }
+    const size_t block = (size_t)u.expert[ask_unit] * SECOND_BLOCKS + ask_block;
+    stream.ask(w2 + block * SECOND_BYTES, SECOND_BYTES);
+  };
+  const auto ask_all = [&] {
+#pragma unroll 1
+    while (stream.asked < known && stream.asked - stream.taken < STAGES && lane == 0) ask();
+  };
+  ask_all();
+  __syncthreads();
+
+  int turn = 0;
+#if ROUTE
+  if (rows == 1)
+    choose(s.routing, logits, bias, ROUTED_SCALING, s.ids, s.weights);
+  else if (blockIdx.x < rows)
+    choose(s.routing, logits + (size_t)blockIdx.x * logits_stride, bias, ROUTED_SCALING, ids + blockIdx.x * TOP,
+           weights + blockIdx.x * TOP);
+  __syncthreads();
+#endif
+#if SHARED
+  for (int block = shared_block; block < shared_block + shared_count; block++) {
+    const u32* stage = nullptr;
+    for (int tile = 0; tile < rows; tile += 8) {
+      uint2 token[SHARED_FRAGMENTS];
+      const size_t row = min(tile + (lane >> 2), rows - 1);
+      const u16* slice_of_row = shared_x + row * shared_x_stride + slice * SHARED_FRAGMENTS * 16;
+      const uint2* source = (const uint2*)slice_of_row + (lane & 3);
+#pragma unroll
+      for (int f = 0; f < SHARED_FRAGMENTS; f++) token[f] = __ldg(source + f * 4);
+      if (tile == 0) stage = stream.take();
+      float sum[4] = {0, 0, 0, 0};
+#pragma unroll
+      for (int f = 0; f < SHARED_FRAGMENTS; f++) {
+        const uint4 words = *(const uint4*)(stage + f * 128 + lane * 4);
+        mma(sum, {words.x, words.y, words.z, words.w}, token[f].x, token[f].y);
+      }
+      if (tile + 8 >= rows) {
+        stream.release();
+        ask();
+      }
+      if (const Slice* slices = hand_over(s, sum, turn)) {
+        for (int t = tile + (lane >> 4); t < min(rows, tile + 8); t += 2)
+          partial[(size_t)t * HIDDEN + block * 16 + (lane & 15)] = to_bf16(added_slices(slices, lane & 15, t - tile));
+        added(s, turn);
+      }
+      turn++;
+    }
+  }
+#endif
+#if ROUTE
+  const int* chosen = ids;
+  if (rows == 1)
+    chosen = s.ids;
+  else if (!grid_barrier(barrier))
+    return;
+#else
+  const int* chosen = ids;
+#endif
+#if SHARED
+  __syncthreads();  // Listing writes where slices were added.
+#endif
+  if (!SPREAD && (!ROUTE || rows > 1) && threadIdx.x < places) s.weights[threadIdx.x] = weights[threadIdx.x];
+  const int units = list_units(u, s.listing, chosen, places);
+  first = part(units * FIRST_BLOCKS, worker, workers);
+  first_count = part(units * FIRST_BLOCKS, worker + 1, workers) - first;
+  known = shared_count + first_count;
+  ask_all();
+
+  {
+    uint4 token[FIRST_CHUNKS][2];
+    int unit = first / FIRST_BLOCKS, block = first % FIRST_BLOCKS, begin = 0, count = 0;
+    bool fresh = true;
+#pragma unroll 1
+    for (int i = 0; i < first_count; i++) {
+      if (fresh) begin = u.begin[unit], count = u.begin[unit + 1] - begin;
+      const u32* stage = nullptr;
+#pragma unroll 1
+      for (int tile = 0; tile < count; tile += 8) {
+        if (fresh || count > 8) {
+          const int row = u.places[begin + min(tile + (lane >> 2), count - 1)] / TOP;
+          const uint4* source = (const uint4*)(x + (size_t)row * x_stride + slice * FIRST_CHUNKS * 64 + (lane & 3) * 8);
+#pragma unroll
+          for (int c = 0; c < 2 * FIRST_CHUNKS; c++) token[c / 2][c % 2] = raised(__ldg(source + c * 4));
+          fresh = false;
+        }
+        if (tile == 0) stage = stream.take();
+        float sum[4] = {0, 0, 0, 0};
+        multiply<FIRST_CHUNKS>(stage, token, sum);
+        if (tile + 8 >= count) {
+          stream.release();
+          ask();
+        }
+        if (const Slice* slices = hand_over(s, sum, turn)) {
+          for (int t = tile + (lane >> 3); t < min(count, tile + 8); t += 4) {
+            const int channel = lane & 7;
+            const float gate = added_slices(slices, channel, t - tile), up = added_slices(slices, 8 + channel, t - tile);
+            const float value = __uint_as_float((u32)to_bf16(situ(gate * WEIGHT_UNIT, up * WEIGHT_UNIT)) << 16);
+            const size_t place = u.places[begin + t];
+            activation[place * CHANNELS + block * 8 + channel] = to_bf16(value * ACTIVATION_UNIT);
+          }
+          added(s, turn);
+        }
+        turn++;
+      }
+      if (++block == FIRST_BLOCKS) block = 0, unit++, fresh = true;
+    }
+  }
+
+  const int blocks = gridDim.x, own_blocks = (SECOND_BLOCKS - (int)blockIdx.x + blocks - 1) / blocks;
+  const int own_units = (units - warp + WARPS - 1) / WARPS;
+  second = SPREAD ? part(units * SECOND_BLOCKS, blockIdx.x * WARPS + warp, gridDim.x * WARPS) : 0;
+  second_count = SPREAD ? part(units * SECOND_BLOCKS, blockIdx.x * WARPS + warp + 1, gridDim.x * WARPS) - second
+                        : max(own_units, 0) * max(own_blocks, 0);
+  known += second_count;
+  ask_all();
+  if (!grid_barrier(barrier)) return;
+
+  uint4 token[SECOND_CHUNKS][2];
+#if SPREAD
+  int unit = second / SECOND_BLOCKS, block = second % SECOND_BLOCKS, begin = 0, count = 0;
+  float* target[2] = {};
+  bool fresh = true;
+#pragma unroll 1
+  for (int i = 0; i < second_count; i++) {
+    if (fresh) begin = u.begin[unit], count = u.begin[unit + 1] - begin;
+    const u32* stage = nullptr;
+#pragma unroll 1
+    for (int tile = 0; tile < count; tile += 8) {
+      if (fresh || count > 8) {
+        load_tile(u, activation, begin, tile, count, token);
+        fresh = false;
+#pragma unroll
+        for (int t = 0; t < 2; t++) {
+          const int column = tile + (lane & 3) * 2 + t;
+          target[t] = column < count ? outputs + (size_t)u.places[begin + column] * LATENT + (lane >> 2) : nullptr;
+        }
+      }
+      if (tile == 0) stage = stream.take();
+      float sum[4] = {0, 0, 0, 0};
+      multiply<SECOND_CHUNKS>(stage, token, sum);
+      if (tile + 8 >= count) {
+        stream.release();
+        ask();
+      }
+#pragma unroll
+      for (int t = 0; t < 2; t++)
+        if (target[t]) {
+          target[t][block * 16] = sum[t] * WEIGHT_UNIT;
+          target[t][block * 16 + 8] = sum[2 + t] * WEIGHT_UNIT;
+        }
+    }
+    if (++block == SECOND_BLOCKS) block = 0, unit++, fresh = true;
+  }
+  if (!grid_barrier(barrier)) return;
+  const float* weight = ROUTE && rows == 1 ? s.weights : weights;
+  const int pairs = rows * (LATENT / 2);
+  for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < pairs; i += gridDim.x * blockDim.x) {
+    const int row = i / (LATENT / 2), column = i % (LATENT / 2);
+    const float2* product = (const float2*)outputs + (size_t)row * TOP * (LATENT / 2) + column;
+    float2 total = {0, 0};
+#pragma unroll
+    for (int k = 0; k < TOP; k++) {
+      const float2 value = product[(size_t)k * (LATENT / 2)];
+      total.x = fmaf(weight[row * TOP + k], value.x, total.x), total.y = fmaf(weight[row * TOP + k], value.y, total.y);
+    }
+    ((u32*)routed)[i] = to_bf16(total.x) | (u32)to_bf16(total.y) << 16;
+  }
+#else
+#pragma unroll 1
+  for (int unit = warp; unit < units; unit += WARPS) {
+    const int begin = u.begin[unit], count = u.begin[unit + 1] - begin;
+#pragma unroll 1
+    for (int block = 0; block < own_blocks; block++) {
+      const u32* stage = nullptr;
+#pragma unroll 1
+      for (int tile = 0; tile < count; tile += 8) {
+        if (block == 0 || count > 8) load_tile(u, activation, begin, tile, count, token);
+        if (tile == 0) stage = stream.take();
+        float sum[4] = {0, 0, 0, 0};
+        multiply<SECOND_CHUNKS>(stage, token, sum);
+#pragma unroll
+        for (int t = 0; t < 2; t++) {
+          const int column = tile + (lane & 3) * 2 + t;
+          if (column >= count) continue;
+          float* target = &s.products[block][u.places[begin + column]][lane >> 2];
+          target[0] = sum[t] * WEIGHT_UNIT, target[8] = sum[2 + t] * WEIGHT_UNIT;
+        }
+      }
+      stream.release();
+      ask();
+    }
+  }
+  __syncthreads();
+  const int block = threadIdx.x / (rows * 16), row = threadIdx.x / 16 % rows, channel = threadIdx.x % 16;
+  if (block >= own_blocks) return;
+  float total = 0;
+#pragma unroll
+  for (int k = 0; k < TOP; k++)
+    total = fmaf(s.weights[row * TOP + k], s.products[block][row * TOP + k][channel], total);
+  routed[(size_t)row * LATENT + (blockIdx.x + block * gridDim.x) * 16 + channel] = to_bf16(total);
+#endif
+}

@@ -1,0 +1,115 @@
+"""The CUDA C++ experts: compiled for both targets as `launch` asks for them, and run where there is a GPU."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import fasttrack_models.kimi_k3 as package
+import pytest
+import torch
+from fasttrack_models.kimi_k3.kernels import experts_cuda, moe_half
+from fasttrack_validation.judge.device_code import cuda_compiler, sass
+
+ROOT = Path(package.__file__).parent
+FILES = {path.relative_to(ROOT).as_posix(): path.read_text() for path in ROOT.rglob("*.cu*")}
+EXPERTS = 896
+CASES = {
+    "tp8, one row": (experts_cuda, 384, 1, "resident", {}),
+    "tp8, 64 rows": (experts_cuda, 384, 64, "spread", {}),
+    "tp16, 9 rows": (experts_cuda, 192, 9, "resident", {}),
+    "tp8, choice and shared expert": (moe_half, 384, 8, "resident", {"shared": 768}),
+    "tp16, choice alone": (moe_half, 192, 3, "spread", {}),
+}
+
+
+class Asked:
+    """A context that keeps what is launched."""
+
+    hardware = SimpleNamespace(multiprocessors=132)
+
+    def cuda(self, file, kernel, *, threads, constants, cooperative):
+        self.variant = {"file": file, "function": kernel, "constexprs": constants}
+        self.options = {"threads": threads, "cluster": 1, "cooperative": cooperative}
+        return self
+
+    def __getitem__(self, grid):
+        self.grid = grid
+        return self
+
+    def __call__(self, *arguments, shared_bytes):
+        self.arguments, self.shared_bytes = arguments, shared_bytes
+
+
+def asked_for(module, channels, rows, structure, more):
+    axes = {"rows": rows, "channels": channels, "experts": EXPERTS}
+    config = {"structure": structure, "num_stages": 3}
+    names = ["stages13", "stages2", "x", "routed", *module.scratch(axes, config), *module.persistent(axes, config)]
+    names += ["logits", "correction_bias"] if module is moe_half else ["ids", "weights"]
+    names += ["shared_stages", "partial"] if more else []
+    buffers = {name: torch.empty(1, 1) for name in names}
+    buffers |= {name: torch.empty(rows, width) for name, width in more.items()}
+    context = Asked()
+    module.launch(context, SimpleNamespace(**buffers), axes, config)
+    return context
+
+
+def compiled(context, target, files=FILES):
+    kinds = ["*u8" if isinstance(value, torch.Tensor) else "i32" for value in context.arguments]
+    signature = {f"p{number}": kind for number, kind in enumerate(kinds)}
+    variant = SimpleNamespace(
+        **context.variant, signature=signature, ordered=tuple(signature), options=context.options
+    )
+    try:
+        made = cuda_compiler.compile_kernel(files, variant, target)
+    except cuda_compiler.NoCudaCompiler as error:
+        pytest.skip(str(error))
+    return sass.ptxas_report(made.log)
+
+
+@pytest.mark.parametrize("target", (90, 103))
+@pytest.mark.parametrize("case", CASES)
+def test_a_launch_compiles_without_spills_for_one_block_a_multiprocessor(case, target):
+    context = asked_for(*CASES[case])
+    report = compiled(context, target)
+    assert (report.spill_store_bytes, report.spill_load_bytes, report.stack_bytes) == (0, 0, 0)
+    assert report.registers * context.options["threads"] <= 65536
+    assert context.options["cooperative"] and context.grid == (132,)
+    assert context.shared_bytes + report.static_shared_bytes <= 227 << 10
+
+
+def test_registers_for_two_blocks_would_spill():
+    file = "kernels/cuda/experts.cu"
+    narrow = FILES | {file: FILES[file].replace("__launch_bounds__(32 * WARPS, 1)", "__launch_bounds__(32 * WARPS, 2)")}
+    report = compiled(asked_for(*CASES["tp8, one row"]), 90, narrow)
+    assert report.spill_store_bytes > 0
+
+
+def test_too_little_shared_memory_does_not_compile():
+    context = asked_for(*CASES["tp8, 64 rows"])
+    context.variant["constexprs"]["SHARED_BYTES"] = 150_000
+    with pytest.raises(cuda_compiler.CudaError, match="the launch brings less shared memory"):
+        compiled(context, 90)
+
+
+def test_more_rows_than_a_block_can_keep_are_spread():
+    kept, more = (asked_for(experts_cuda, 384, rows, "resident", {}) for rows in (16, 17))
+    assert [one.variant["constexprs"]["SPREAD"] for one in (kept, more)] == [False, True]
+    more.variant["constexprs"]["SPREAD"] = False
+    with pytest.raises(cuda_compiler.CudaError, match="a block keeps the products of all places"):
+        compiled(more, 90)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", (1, 5, 13, 37))
+def test_the_experts_pass_their_exam_on_a_gpu(rows):
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA GPU")
+    import cuda_context
+    import cuda_experts
+
+    op = cuda_experts.OP
+    workload = op.at(16, rows, op._drawn(f"gpu {rows}"), "gpu")
+    configs = [{"structure": structure, "num_stages": 2} for structure in experts_cuda.STRUCTURES]
+    context = cuda_context.DeviceContext(ROOT)
+    for distribution in ("typical", "repeated", "padded"):
+        for config, wrong in cuda_experts.exam(context, workload, distribution, cuda_experts.fitting(configs, rows)):
+            assert wrong == [], (distribution, config)

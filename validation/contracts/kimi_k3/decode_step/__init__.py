@@ -1,0 +1,5 @@
+"""A whole decode step as one exam."""
+
+from .contract import DecodeStep as Contract
+
+__all__ = ["Contract"]
