@@ -155,8 +155,8 @@ def _chat(directory: "ModelDirectory", contract: "OpContract", around: Surroundi
             metered = Metered(endpoint, requests, memory, settings, around.judging_seconds, around.say)
             bench = Workbench(directory, contract, around.buckets, around.floors)
             yield Chat(bench, metered, around.seed, around.rounds, scrub)
-            around.say(f"requests: {requests.bill}")
         finally:
+            around.say(f"requests: {requests.bill}")
             requests.close()
     finally:
         endpoint.close()
