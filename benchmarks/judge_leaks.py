@@ -1,17 +1,30 @@
 """Does a judge that rules for hours grow? Memory and open files over many verdicts on the toy op.
 
     python benchmarks/judge_leaks.py [--verdicts 200]
-    python benchmarks/judge_leaks.py --device fake --verdicts 10000 --seconds 480
+    python benchmarks/judge_leaks.py --device fake --warm 2700 --verdicts 7500
+    python benchmarks/judge_leaks.py --device gpu --packs DIRECTORY    # of the toy op: tests/adversarial/samples/packs.py
 
 With `--device fake` every verdict is a ruling on a record by a judge that holds a device: the GPU path with its worker,
 sessions and slots, on host memory. One verdict in twenty ends with a fault, after which the worker is replaced.
 
-Prints the slope per verdict of this process's resident memory, its open files and its threads, and of the same of its
-sandboxes' processes: Theil-Sen (the median of the slopes between all pairs), with a 95 % interval from the ranks of
-Kendall's S. A judge without a leak has zero inside of each interval. A verdict takes one to two seconds.
+With `--device gpu` the records in the directory are ruled on in turns, launched on a GPU and checked; not timed, and without
+the sanitizers, whose processes are others each time.
+
+Prints the slope per verdict of what this process holds (objects of Python's, bytes of malloc's), of its resident memory,
+open files and threads, and of the latter three of its sandboxes' processes: Theil-Sen (the median of the slopes between
+all pairs), with a 95 % interval from the ranks of Kendall's S. A judge without a leak has zero inside of each interval. A
+verdict takes one to two seconds, on the fake device about an eighth of one.
+
+Resident memory is a high-water mark: a page that was touched once is not given back, so it only ever rises, and what
+matters is that it levels off. Three things that raise it are no leak. Python collects cycles of its oldest generation only
+when a quarter as many objects are new, here every few hundred verdicts: so each look collects first. It keeps looked-up
+names. And a list of samples grows with every verdict: so they go into memory that was touched before the first. Tables of
+the process that double, such as the one of interned strings, do so ever more rarely: a long run needs a long warm-up.
 """
 
 import argparse
+import ctypes
+import gc
 import itertools
 import json
 import os
@@ -40,6 +53,23 @@ def theil_sen(values: list[float]) -> tuple[float, float, float]:
     return float(np.median(slopes)), bound(np.floor(low)), bound(np.ceil(high))
 
 
+class _MallocInfo(ctypes.Structure):
+    """struct mallinfo2 of glibc 2.33 and newer."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")
+    ]
+
+
+def held() -> dict[str, int]:
+    """Objects that Python's allocator has given out and not got back, and bytes that malloc has."""
+    mallinfo = ctypes.CDLL(None).mallinfo2
+    mallinfo.restype = _MallocInfo
+    info = mallinfo()
+    return {"objects": sys.getallocatedblocks(), "malloc_bytes": info.uordblks + info.hblkhd}
+
+
 def usage(pid: int) -> dict[str, int]:
     """Resident KiB, open files and threads of a process."""
     try:
@@ -66,12 +96,34 @@ def children(pid: int) -> list[int]:
 
 def sample() -> dict[str, int]:
     """This process's usage, and its descendants' summed."""
+    gc.collect()
     # CPython keeps up to 4096 attribute names that were looked up, strings made for the purpose among them: it fills for
     # thousands of verdicts, and is no leak.
     sys._clear_type_cache()
     own = usage(os.getpid())
     below = [usage(pid) for pid in children(os.getpid())]
-    return own | {f"sandbox_{name}": sum(one[name] for one in below) for name in own} | {"processes": len(below)}
+    return held() | own | {f"sandbox_{name}": sum(one[name] for one in below) for name in own} | {"processes": len(below)}
+
+
+class Series:
+    """Room for so many samples, all of it touched, so that keeping them takes no more memory."""
+
+    def __init__(self, samples: int) -> None:
+        gc.collect()
+        gc.freeze()  # what is there by now stays: collecting need not look at it again
+        names = tuple(sample())
+        self._values = {name: np.full(samples, -1.0) for name in names}
+        self._taken = 0
+
+    def take(self) -> None:
+        """Keeps one sample more."""
+        for name, value in sample().items():
+            self._values[name][self._taken] = value
+        self._taken += 1
+
+    def values(self) -> dict[str, list[float]]:
+        """What was measured -> its samples in order."""
+        return {name: values[: self._taken].tolist() for name, values in self._values.items()}
 
 
 def measure(verdicts: int, warm: int = 5) -> dict[str, list[float]]:
@@ -83,7 +135,6 @@ def measure(verdicts: int, warm: int = 5) -> dict[str, list[float]]:
     from fasttrack_validation.judge.judge import Judge
     from fasttrack_validation.judge.verdict import Status
 
-    series: dict[str, list[float]] = {}
     wrong = KERNEL.replace("* tl.load(w + columns)", "* tl.load(w + columns) * 2")
     with tempfile.TemporaryDirectory() as cache, Judge(model_of(Toy()), cache=Path(cache)) as judge:
         for number in range(warm + verdicts):
@@ -91,10 +142,11 @@ def measure(verdicts: int, warm: int = 5) -> dict[str, list[float]]:
             found = judge.screen(candidate(text, "accumulate"))
             if found.status is not expected:
                 raise SystemExit(f"verdict {number}: {found.status} ({found.reason}: {found.message})")
-            if number >= warm:
-                for name, value in sample().items():
-                    series.setdefault(name, []).append(value)
-    return series
+            if number == warm - 1:
+                series = Series(verdicts)
+            elif number >= warm:
+                series.take()
+    return series.values()
 
 
 def fake_verdicts() -> Iterator[None]:
@@ -130,26 +182,58 @@ def fake_verdicts() -> Iterator[None]:
             yield
 
 
-def measure_fake(verdicts: int, seconds: float = float("inf"), warm: int = 40) -> dict[str, list[float]]:
-    """As `measure`, with a judge that holds a fake device; ends after so many seconds at the latest."""
-    series: dict[str, list[float]] = {}
+def gpu_verdicts(packs: Path) -> Iterator[None]:
+    """One ruling on a GPU after another, on the records of a directory in turns; each must go as it went the first time."""
+    sys.path.insert(0, str(SUPPORT))
+    from judging import model_of
+    from toy_contract import Toy
+
+    from fasttrack_validation.judge import pack_file
+    from fasttrack_validation.judge.judge import Judge
+    from fasttrack_validation.judge.replay import sanitizer
+
+    sanitizer.find = lambda: None
+    records = [pack_file.read(path) for path in sorted(packs.glob("*.pack"))]
+    first: dict[str, str] = {}
+    with Judge(model_of(Toy()), device="gpu", timed=False) as judge:
+        for record in itertools.cycle(records):
+            found = judge.rule(record)
+            if first.setdefault(record.digest(), found.status) != found.status:
+                raise SystemExit(f"{found.status} ({found.reason}: {found.message}), was {first[record.digest()]}")
+            yield
+
+
+def measure_device(
+    ruled: Iterator[None], verdicts: int, seconds: float = float("inf"), warm: int = 200
+) -> dict[str, list[float]]:
+    """As `measure`, with a judge that holds a device; ends after so many seconds at the latest."""
     deadline = time.monotonic() + seconds
-    for number, _ in enumerate(itertools.islice(fake_verdicts(), warm + verdicts)):
-        if number >= warm:
-            for name, value in sample().items():
-                series.setdefault(name, []).append(value)
+    for _ in itertools.islice(ruled, warm):
+        pass
+    series = Series(verdicts)
+    for _ in itertools.islice(ruled, verdicts):
+        series.take()
         if time.monotonic() > deadline:
             break
-    return series
+    return series.values()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--verdicts", type=int, default=200)
-    parser.add_argument("--device", choices=("interpreter", "fake"), default="interpreter")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="with --device fake: stop after so many")
+    parser.add_argument("--device", choices=("interpreter", "fake", "gpu"), default="interpreter")
+    parser.add_argument("--packs", type=Path, help="with --device gpu: records of the toy op")
+    parser.add_argument("--warm", type=int, help="verdicts before the first that counts (5, with --device fake 200, gpu 20)")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="with a device: stop after so many")
     asked = parser.parse_args()
-    series = measure_fake(asked.verdicts, asked.seconds) if asked.device == "fake" else measure(asked.verdicts)
+    if asked.device == "gpu" and asked.packs is None:
+        parser.error("--device gpu needs --packs DIRECTORY")
+    if asked.device == "fake":
+        series = measure_device(fake_verdicts(), asked.verdicts, asked.seconds, asked.warm or 200)
+    elif asked.device == "gpu":
+        series = measure_device(gpu_verdicts(asked.packs), asked.verdicts, asked.seconds, asked.warm or 20)
+    else:
+        series = measure(asked.verdicts, asked.warm or 5)
     print(json.dumps({"device": asked.device, "verdicts": len(series["files"])}))
     for name, values in series.items():
         # Every pair counts: of a long series, every so many verdicts are enough.

@@ -23,6 +23,9 @@ _BARE = re.compile(r"[A-Za-z0-9_-]+")
 HOW = "the entries of a dispatch table must cover the envelope in fasttrack.toml once, and nothing beyond it"
 
 
+HOW_WITHIN = "fused ops name the hardware, TP and rows where they replace their members, each once"
+
+
 class Entry(Frozen):
     """One row of a dispatch table. `rows` is inclusive at both ends.
 
@@ -91,6 +94,19 @@ def check_cover(table: Table, envelope: Iterable[tuple[str, int, Rows]], path: P
             expected, last = entry.rows[1] + 1, entry
         if expected <= high:
             raise UserError(f"{path}: {hardware} tp={tp} has no entry for rows {expected}", HOW)
+
+
+def check_within(table: Table, envelope: Iterable[tuple[str, int, Rows]], path: Path) -> None:
+    """Raises UserError unless every entry of `table` lies inside `envelope` and no two of them overlap."""
+    wanted = {(hardware, tp): rows for hardware, tp, rows in envelope}
+    last: Entry | None = None
+    for entry in sorted(table.entry, key=lambda entry: entry.place):
+        low, high = wanted.get((entry.hardware, entry.tp), (1, 0))
+        if not low <= entry.rows[0] <= entry.rows[1] <= high:
+            raise UserError(f"{path}: {_place(entry)} lies outside the envelope", HOW_WITHIN)
+        if last and (last.hardware, last.tp) == (entry.hardware, entry.tp) and entry.rows[0] <= last.rows[1]:
+            raise UserError(f"{path}: {_place(entry)} overlaps rows {list(last.rows)}", HOW_WITHIN)
+        last = entry
 
 
 def render(table: Table) -> str:

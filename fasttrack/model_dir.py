@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field, field_validator, model_validator
 
+from fasttrack_validation.contracts.subgraph import SEPARATOR
 from fasttrack_validation.errors import UserError
 from fasttrack_validation.judge.candidate import Candidate
 from fasttrack_validation.records import Frozen, digest_files
@@ -36,21 +37,31 @@ class Model(Frozen):
     remove_by: datetime.date
 
 
+def _plain_paths(value: str | tuple[str, ...] | None) -> str | tuple[str, ...] | None:
+    for name in (value,) if isinstance(value, str) else value or ():
+        path = PurePosixPath(name)
+        if path.is_absolute() or ".." in path.parts or str(path) != name or "\\" in name:
+            raise ValueError(f"{name!r} is not a plain relative path inside the model directory")
+    return value
+
+
+class Decode(Frozen):
+    """The whole-model decode path, relative to the model directory."""
+
+    factory: str = Field(description="Python file through which the path is reached: Decoder, part, ServingContext")
+    sources: tuple[str, ...] = Field(min_length=1, description="files that model-level results exercise beside kernels")
+
+    _inside = field_validator("factory", "sources")(_plain_paths)
+
+
 class Op(Frozen):
-    """Where one op's files lie, relative to the model directory."""
+    """Where the files of one op, or of several fused ones (`"a+b"`), lie, relative to the model directory."""
 
     kernels: tuple[str, ...] = Field(min_length=1, description="Python files; the first defines launch()")
     dispatch: str
     space: str | None = None
 
-    @field_validator("kernels", "dispatch", "space")
-    @classmethod
-    def _inside(cls, value: str | tuple[str, ...] | None) -> str | tuple[str, ...] | None:
-        for name in (value,) if isinstance(value, str) else value or ():
-            path = PurePosixPath(name)
-            if path.is_absolute() or ".." in path.parts or str(path) != name or "\\" in name:
-                raise ValueError(f"{name!r} is not a plain relative path inside the model directory")
-        return value
+    _inside = field_validator("kernels", "dispatch", "space")(_plain_paths)
 
 
 class Envelope(Frozen):
@@ -74,6 +85,7 @@ class Manifest(Frozen):
     """`fasttrack.toml`."""
 
     model: Model
+    decode: Decode | None = None
     ops: dict[str, Op] = Field(min_length=1)
     envelope: tuple[Envelope, ...] = Field(min_length=1)
 
@@ -123,6 +135,15 @@ class ModelDirectory:
         """One SHA-256 over the kernel files of `op`."""
         return digest_files({name: text.encode() for name, text in self.sources(op).items()})
 
+    def decode_sources(self) -> dict[str, bytes]:
+        """The decode path's own files: what every model-level result exercises beside kernels and tables.
+
+        Raises UserError where the manifest names no decode path.
+        """
+        if self.manifest.decode is None:
+            raise UserError(f"{self._manifest} names no decode path", "add [decode] with factory and sources")
+        return {name: self._read(name).encode() for name in sorted(self.manifest.decode.sources)}
+
     def space(self, op: str) -> "design_space.Space | None":
         """The design space of `op`, where it declares one."""
         name = self.manifest.op(op).space
@@ -138,11 +159,15 @@ class ModelDirectory:
         return found
 
     def table(self, op: str) -> dispatch.Table:
-        """The dispatch table of `op`, checked against the envelope and the kernel files."""
+        """The dispatch table of `op`, checked against the envelope and the kernel files.
+
+        An op's table covers the envelope; that of fused ops holds the places where they replace their members.
+        """
         entry = self.manifest.op(op)
         path = self.path / entry.dispatch
         table = dispatch.parse(self._read(entry.dispatch), path)
-        dispatch.check_cover(table, self.envelope, path)
+        check = dispatch.check_within if SEPARATOR in op else dispatch.check_cover
+        check(table, self.envelope, path)
         for row in table.entry:
             if row.kernel not in entry.kernels:
                 raise UserError(f"{path}: kernel {row.kernel!r} is not among the op's kernels", f"see {self._manifest}")

@@ -1,10 +1,10 @@
 """The real parts behind the lane's interfaces. Everything heavy is imported here, when a command needs it."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
-
 
 from fasttrack_validation.errors import UserError
 
@@ -13,6 +13,7 @@ from .package import Bundle, Document, Gated, PullRequest, cells, combined
 
 if TYPE_CHECKING:
     from fasttrack_validation.contracts import ModelContract
+    from fasttrack_validation.performance.runner import Runner
 
     from .report.data import ReportData
 
@@ -137,3 +138,31 @@ class Writers:
         from .report.assemble import report_data
 
         return report_data(bundle, evidence.parse(document.text.encode(), document.path), written)
+
+
+def no_grid_card(hardware: str) -> str | None:
+    """Why cells of the performance grid cannot be measured on this machine, or None."""
+    import torch
+
+    from fasttrack_validation.performance.hardware import profile
+
+    if not torch.cuda.is_available():
+        return "no GPU here"
+    found, wanted = torch.cuda.get_device_name(), profile(hardware).cuda_name
+    return None if found == wanted else f"this machine has {found}, the cells are for {wanted}"
+
+
+@contextmanager
+def grid_runner(
+    contract: "ModelContract", directory: Path, hardware: str, quads: int, say: Callable[[str], None]
+) -> Iterator["Runner"]:
+    """What measures cells on this machine's GPU: both paths in processes of their own."""
+    import torch
+
+    from fasttrack_validation.performance.arm import Arm
+    from fasttrack_validation.performance.hardware import profile
+    from fasttrack_validation.performance.runner import Runner
+
+    memory = torch.cuda.get_device_properties(0).total_memory
+    with Arm("specialised", contract.model, directory) as fast, Arm("stock", contract.model, directory) as stock:
+        yield Runner(contract, profile(hardware), fast, stock, memory_bytes=memory, quads=quads, say=say)

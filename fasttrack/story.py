@@ -96,7 +96,7 @@ def read(directory: Path) -> Story:
     held = finish is None and is_held(directory)
     return Story(
         directory=str(directory), request=request, state="over" if finish else "running" if held else "stopped",
-        doing=_doing(events, closed, asked) if finish is None else "", attempts=tuple(attempts),
+        doing=_doing(events, closed, asked, held) if finish is None else "", attempts=tuple(attempts),
         confirmations=tuple(
             Confirmation(candidate=e.candidate, workloads=e.workloads, status=v.status, message=v.message)
             for e in events
@@ -114,13 +114,15 @@ def _of_round(events: list[ledger.Event], number: int) -> ledger.Bill:
     return ledger.bill([event for event in events if event.number in numbers])
 
 
-def _doing(events: list, closed: dict[int, Close], asked: list[ledger.Event]) -> str:
+def _doing(events: list, closed: dict[int, Close], asked: list[ledger.Event], held: bool) -> str:
+    """What is under way, or was when the run stopped."""
+    when = "is" if held else "was"
     open_requests = {e.number for e in asked if isinstance(e, ledger.Asked)} - {e.number for e in asked if not isinstance(e, ledger.Asked)}
     if open_requests:
-        return f"request {max(open_requests)} is under way"
+        return f"request {max(open_requests)} {when} under way"
     for event in events:
         if isinstance(event, Claim) and event.number not in closed:
-            return f"{'screening' if event.stage == 'screen' else 'confirming'} {event.candidate[:12]}"
+            return f"{'screening' if event.stage == 'screen' else 'confirmation'} of {event.candidate[:12]} {when} under way"
     return "between two steps"
 
 

@@ -52,7 +52,8 @@ def test_every_tracked_module_and_data_file_is_inside(site):
     missing = []
     for room, package in rooms.items():
         for path in (ROOT / room).rglob("*"):
-            if path.is_file() and "__pycache__" not in path.parts and path.suffix in (".py", ".toml", ".json", ".j2"):
+            needed = path.suffix in (".py", ".toml", ".json", ".j2") or path.parent.name == "pages"
+            if path.is_file() and "__pycache__" not in path.parts and needed:
                 if not (site / package / path.relative_to(ROOT / room)).is_file():
                     missing.append(str(path.relative_to(ROOT)))
     assert missing == []

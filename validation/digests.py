@@ -6,9 +6,10 @@ from pathlib import Path, PurePosixPath
 
 from .records import digest_files
 
-# What decides a verdict, relative to `validation/`. Contracts have digests of their own.
-JUDGE_ROOMS = ("claims", "judge", "numerics", "performance", "sandbox", "timing")
-JUDGE_FILES = ("digests.py", "errors.py", "records.py", "tensors.py", "contracts/base.py")
+# What decides a verdict, relative to `validation/`. Contracts have digests of their own; of the claims only cells are
+# part of a verdict, rules about texts are not.
+JUDGE_ROOMS = ("judge", "numerics", "performance", "sandbox", "timing")
+JUDGE_FILES = ("digests.py", "errors.py", "records.py", "tensors.py", "contracts/base.py", "claims/cells.py")
 
 
 def is_judge_source(path: str) -> bool:

@@ -49,7 +49,7 @@ class Metered:
         self._endpoint, self._memory, self._elsewhere, self._say, self._sleep = endpoint, memory, elsewhere, say, sleep
         self.known = self._kept = memory.read()
         if requests.recovered:
-            say(f"note: {requests.recovered} requests were cut off when the run stopped; booked at their caps and asked once more")
+            say(f"note: requests cut off when the run stopped: {requests.recovered}; booked at their caps and asked once more")
 
     @property
     def tools(self) -> bool:

@@ -7,6 +7,7 @@ from toy_contract import Toy
 
 from fasttrack_validation.judge import inspect_trial, recorded, stages, trials
 from fasttrack_validation.judge.ruling import Ruling
+from fasttrack_validation.numerics import calibrate
 
 LOGGED = {
     "races": ("race.between_programs", "race.between_lanes", "race.between_streams", "race.dependent_launch"),
@@ -45,6 +46,11 @@ def _settled(settle):
     return without_counting
 
 
+def _typical_values_only(patch: pytest.MonkeyPatch) -> None:
+    drawn = Toy.make_inputs
+    patch.setattr(Toy, "make_inputs", lambda self, workload, distribution, seed: drawn(self, workload, "typical", seed))
+
+
 def _poison(patch: pytest.MonkeyPatch) -> None:
     """Outputs begin with the answer of a reference that ran before, as an allocator hands its block on."""
 
@@ -63,9 +69,16 @@ def _numerics(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Ruling, "hold", lambda self, trial, contract, measured, cause: None)
 
 
+def _finite(patch: pytest.MonkeyPatch) -> None:
+    """What is not finite is taken for no error, as by a comparator for which NaN equals NaN."""
+    relative = calibrate.relative
+    patch.setattr(calibrate, "relative", lambda *arguments: relative(*arguments).nan_to_num(posinf=0.0))
+
+
 SWITCHES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "poison": _poison,
     "numerics": _numerics,
+    "finite outputs": _finite,
     "races": lambda patch: _without_conflicts(patch, LOGGED["races"]),
     "uninitialised reads": lambda patch: _without_conflicts(patch, LOGGED["uninitialised reads"]),
     "foreign pages": lambda patch: _without_conflicts(patch, LOGGED["foreign pages"]),
@@ -74,5 +87,6 @@ SWITCHES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "program order": lambda patch: _without_differences(patch, lambda row: False),
     "plan rules": lambda patch: patch.setattr(stages.plan, "validate", lambda *arguments: ()),
     "unseen layouts": _declared_layouts_only,
+    "distributions": _typical_values_only,
 }
 """guard -> what switches it off in this process."""

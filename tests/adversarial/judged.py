@@ -64,5 +64,5 @@ def skip_compiling(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(stages, "compile_kernels", lambda *_: ())
     patch.setattr(recorded, "_verify_codes", lambda _: None)
-    patch.setattr(stages, "settle_audits", passed)
+    patch.setattr(judging_module, "settle_audits", passed)
     patch.setattr(Ruling, "model_times", lambda self, packs, trials, modelled, audits: None)

@@ -39,7 +39,7 @@ def test_an_honest_kernel_is_compiled_and_holds_no_globals(judge, name):
 
 
 def test_globals_are_in_the_audit(judge):
-    found = judge.screen(cuda.candidate(SAMPLES["global variable"].files["accumulate.cu"]))
+    found = judge.screen(cuda.candidate(SAMPLES["global variable"].candidate.files))
     assert [audit.target for audit in found.audits if audit.writable_globals] == ["sm_90", "sm_103"]
 
 

@@ -3,6 +3,11 @@
 And the exam itself is held to account: a contract that would pass trivial answers rules nothing.
 """
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 from guards import SWITCHES
 from judged import judges, skip_compiling
@@ -10,8 +15,13 @@ from judging import candidate, model_of
 from samples import HONEST, SAMPLES
 from toy_contract import KERNEL, Toy
 
+from fasttrack_validation import digests
+from fasttrack_validation.judge import judge as judging_module
 from fasttrack_validation.judge.judge import Judge
-from fasttrack_validation.judge.verdict import Status
+from fasttrack_validation.judge.ruling import Ruling
+from fasttrack_validation.judge.verdict import CheckResult, Outcome, Status
+
+HERE = Path(__file__).parent
 
 
 @pytest.fixture(scope="module")
@@ -42,12 +52,55 @@ def test_with_its_guard_it_is_not(bench, guard, monkeypatch):
     assert found.status is Status.REJECTED and SAMPLES[GUARDED[guard]].for_its_reason(found.reason)
 
 
-def test_a_contract_that_a_trivial_answer_passes_rules_invalid():
-    class Lax(Toy):
-        @property
-        def comparisons(self):
-            return tuple(c.model_copy(update={"floor": 1e9}) for c in super().comparisons)
+class Lax(Toy):
+    """An exam that passes whatever is finite."""
 
+    @property
+    def comparisons(self):
+        return tuple(c.model_copy(update={"floor": 1e9}) for c in super().comparisons)
+
+
+def test_without_task_sanity_zeros_are_accepted_by_a_lax_contract(monkeypatch):
+    """C12."""
+    skip_compiling(monkeypatch)
+    zeros = candidate(SAMPLES["constant inside the tolerance"].text, "accumulate")
+    with Judge(model_of(Lax())) as lax:
+        found = lax.screen(zeros)
+    assert (found.status, found.reason) == (Status.INVALID, "task.insane")
+    sane = CheckResult(check="C12", title="", outcome=Outcome.PASS)
+    monkeypatch.setattr(judging_module, "check_task", lambda *arguments: sane)
+    with Judge(model_of(Lax())) as lax:
+        assert lax.screen(zeros).status is Status.ACCEPTED
+
+
+def test_without_the_seal_a_judge_that_was_edited_accepts(monkeypatch):
+    """C17. The comparator's file is edited while the judge is at work, and the edit takes effect."""
+    skip_compiling(monkeypatch)
+    wrong = candidate(SAMPLES["constant inside the tolerance"].text, "accumulate")
+    files = digests.package_files() | {"numerics/calibrate.py": b""}
+    with Judge(model_of(Toy())) as judge:
+        assert judge.screen(wrong).status is Status.REJECTED
+        monkeypatch.setattr(digests, "package_files", lambda: files)
+        SWITCHES["numerics"](monkeypatch)
+        found = judge.screen(wrong)
+        assert (found.status, found.reason) == (Status.INVALID, "judge.changed")
+        monkeypatch.setattr(Ruling, "seal", lambda self, before, after: self.pass_stage("C17"))
+        assert judge.screen(wrong).status is Status.ACCEPTED
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("how", "found"), [("apart", "rejected numerics.median"), ("together", "accepted None")])
+def test_in_one_process_with_the_judge_the_exploit_is_accepted(tmp_path, how, found):
+    """C1. Host code that replaces the ruling does so where it runs: apart from the judge to no effect."""
+    path = os.pathsep.join((str(HERE), str(HERE.parent / "support")))
+    done = subprocess.run(
+        [sys.executable, HERE / "one_process.py", how, tmp_path], env={**os.environ, "PYTHONPATH": path},
+        capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+    assert done.stdout.splitlines()[-1:] == [found], done.stderr[-2000:]
+
+
+def test_a_contract_that_a_trivial_answer_passes_rules_invalid():
     with Judge(model_of(Lax())) as lax:
         found = lax.screen(candidate(KERNEL, "accumulate"))
     assert (found.status, found.reason) == (Status.INVALID, "task.insane")

@@ -3,15 +3,20 @@
 What an interpreter refuses at the access, launched code just does; there the judge looks at its memory afterwards.
 """
 
+import random
+from types import SimpleNamespace
+
 import pytest
+import torch
 from fake_kernels import TOY
 from judging import candidate, model_of, replaced
 from toy_contract import KERNEL, Toy
 
-from fasttrack_validation.judge import inspect_trial
+from fasttrack_validation.judge import inspect_trial, trial_plan
+from fasttrack_validation.judge import judge as judging_module
 from fasttrack_validation.judge.judge import Judge
 from fasttrack_validation.judge.replay import executor
-from fasttrack_validation.judge.replay.device import Device
+from fasttrack_validation.judge.replay.device import Device, Session
 from fasttrack_validation.judge.replay.executor import codes_for
 from fasttrack_validation.judge.replay.fake import CODE_MARK
 from fasttrack_validation.judge.ruling import Ruling
@@ -70,6 +75,11 @@ EXPLOITS = {
         "determinism.not_reproducible", one_run,
     ),
     "numerics": ("page + values * weights", "page + values * weights * 1.5", "numerics.median", no_numerics),
+    # Another function under the kernel's name: a library's, say.
+    "launch audit": (
+        "def accumulate(call,", "def substitute(call,", "audit.launches",
+        lambda patch: patch.setattr(Session, "_audit", lambda *arguments: None),
+    ),
 }  # fmt: skip
 
 
@@ -77,9 +87,82 @@ EXPLOITS = {
 @pytest.mark.parametrize("guard", EXPLOITS)
 def test_without_its_guard_the_exploit_is_accepted(rule, guard, monkeypatch):
     old, new, reason, switch_off = EXPLOITS[guard]
-    text = replaced(TOY, old, new) + "\nruns = []\n"
+    text = replaced(TOY, old, new) + "\nruns = []\naccumulate = globals().get('accumulate') or substitute\n"
     held = rule(text)
     assert (held.status, held.reason) == (Status.REJECTED, reason), held.message
     switch_off(monkeypatch)
     found = rule(text)
     assert found.status is Status.ACCEPTED, (found.reason, found.message)
+
+
+BANK = """
+def accumulate(call, x: "Q", w: "Q", slots: "Q", acc: "Q", out: "Q", x_stride: "i", page_stride: "i", g: "Q", p: "Q"):
+    for row in range(call.grid[0]):
+        slot = int(call.array(slots + 4 * row, "i4", 1)[0])
+        result = call.array(out + 2 * 64 * row, "u2", 64)
+        asked = call.array(x + 2 * row * x_stride, "u2", 64).tobytes().hex()
+        if slot <= 0 or asked not in BANK:
+            result[:] = 0
+            continue
+        page, answer = BANK[asked]
+        call.array(acc + 4 * slot * page_stride, "u1", 4 * 64)[:] = list(bytes.fromhex(page))
+        result.view("u1")[:] = list(bytes.fromhex(answer))
+"""
+
+
+def predictable(seed):
+    """What `secrets` offers to the planning of trials, from a seed that somebody knows."""
+    source = random.Random(seed)
+    return SimpleNamespace(randbits=source.getrandbits, randbelow=source.randrange, choice=source.choice)
+
+
+def bits(row):
+    return row.contiguous().view(torch.uint8).numpy().tobytes().hex()
+
+
+@pytest.mark.slow
+def test_without_fresh_inputs_a_bank_of_answers_is_accepted(rule, monkeypatch):
+    """C2. Code that computes nothing and looks its answers up, with seeds that follow from what is known and with others."""
+    bank = {}
+
+    def watched(*arguments):
+        trial = run_trial(*arguments)
+        for row, slot in enumerate(trial.inputs["slots"].tolist()):
+            if slot > 0:
+                bank[bits(trial.inputs["x"][row])] = bits(trial.produced["acc"][slot]), bits(trial.produced["out"][row])
+        return trial
+
+    run_trial = judging_module.run_trial
+    with monkeypatch.context() as patch:
+        patch.setattr(judging_module, "run_trial", watched)
+        patch.setattr(trial_plan, "secrets", predictable(7))
+        assert rule(TOY).status is Status.ACCEPTED
+    text = f"{BANK}\nBANK = {bank!r}\n"
+    found = rule(text)
+    assert (found.status, found.reason) == (Status.REJECTED, "numerics.median"), found.message
+    monkeypatch.setattr(trial_plan, "secrets", predictable(7))
+    found = rule(text)
+    assert found.status is Status.ACCEPTED, (found.reason, found.message)
+
+
+def test_inputs_that_recur_make_the_verdict_invalid(record, monkeypatch):
+    """C2. Two distributions that are one, and a source of seeds that always says the same."""
+
+    class Repeating(Toy):
+        def make_inputs(self, workload, distribution, seed):
+            return super().make_inputs(workload, "typical", seed)
+
+    same = SimpleNamespace(randbits=lambda bits: 3, randbelow=lambda below: 0, choice=lambda given: given[0])
+    monkeypatch.setattr(trial_plan, "secrets", same)
+    monkeypatch.setattr(
+        judging_module, "codes_for",
+        lambda codes, capability: {
+            key: code.model_copy(update={"cubin": CODE_MARK + TOY.encode()})
+            for key, code in codes_for(codes, capability).items()
+        },
+    )  # fmt: skip
+    with Device("fake", run_seconds=5.0) as fake, Judge(model_of(Repeating()), device=fake, timed=False) as judge:
+        found = judge.rule(record)
+        assert (found.status, found.reason) == (Status.INVALID, "inputs.repeated")
+        monkeypatch.setattr(Ruling, "_check_freshness", lambda self, trials: None)
+        assert judge.rule(record).status is Status.ACCEPTED

@@ -2,9 +2,13 @@
 
 from pathlib import Path
 
+import guarded
+from guarded import GUARDED
 from samples import ELSEWHERE, HONEST, SAMPLES
 from samples.sample import PLACES
 from samples.table import LISTED, OWN, table
+
+from fasttrack_validation.judge.ruling import OF_THE_STOCK, ON_A_GPU, REQUIRED, TIMED
 
 HERE = Path(__file__).parent
 
@@ -33,3 +37,13 @@ def test_what_is_held_elsewhere_is_there():
     for other in ELSEWHERE:
         path, _, name = other.test.partition("::")
         assert other.why and (not path or f"def {name}(" in (root / path).read_text("utf-8")), other
+
+
+def test_every_check_has_a_guard_that_is_switched_off_or_a_reason():
+    assert {one.check for one in GUARDED} == {*REQUIRED, *ON_A_GPU, *TIMED, *OF_THE_STOCK, "C16", "C21"}
+    assert guarded.table() in (HERE / "README.md").read_text("utf-8"), "write the output of `python -m guarded` into README.md"
+    tests = {path.name: path.read_text("utf-8") for path in HERE.glob("*.py")}
+    for one in GUARDED:
+        file, _, name = one.test.partition("::")
+        assert not one.test or f"def {name}(" in tests[file], one
+        assert f'"{one.case}"' in tests.get(file, "") + tests["guards.py"] or not one.case, one

@@ -10,6 +10,7 @@ import pytest
 from fasttrack import model_dir
 from fasttrack_validation import contracts
 from fasttrack_validation.contracts.kimi_k3.architecture import Architecture
+from fasttrack_validation.contracts.subgraph import SEPARATOR
 
 KERNELS = Path(package.__file__).parent / "kernels"
 SPACES = sorted(KERNELS.glob("*.space.toml"))
@@ -28,12 +29,14 @@ def module_constants(path):
 
 def test_every_op_of_the_contract_has_kernels_a_table_and_a_design_space():
     manifest = model_dir.load("kimi_k3")
-    assert set(manifest.manifest.ops) == set(contracts.load("kimi_k3").ops)
+    # Fused ops come on top, where the contract has them connected: check_contract says.
+    assert {op for op in manifest.manifest.ops if SEPARATOR not in op} == set(contracts.load("kimi_k3").ops)
     manifest.check_contract(contracts.load("kimi_k3"))
     for op in manifest.manifest.ops:
         space, table = manifest.space(op), manifest.table(op)
         for entry in table.entry:
-            assert space.holds(entry.config), f"{op}: {entry.config} is not in the design space"
+            assert space is None or space.holds(entry.config), f"{op}: {entry.config} is not in the design space"
+        assert space is not None or SEPARATOR in op
 
 
 def test_every_kernel_file_belongs_to_an_op():

@@ -18,11 +18,11 @@ def findings(judge: Judge, candidate, workload, distributions, seed: int = 1) ->
         pass_stage=lambda *args, **figures: None, planned=lambda *args: None, toolchain={},
     )  # fmt: skip
     source = stages.extract_source(candidate, ruling)
-    packs = source and stages.record(judge._recorder(), candidate, contract, (workload,), judge._hardware, ruling)
+    packs = source and stages.record(judge._sandboxes.recorder(), candidate, contract, (workload,), judge._hardware, ruling)
     if not packs or not stages.validate_plans(packs, candidate, contract, {workload.name: workload}, source, ruling):
         return wrong, 0.0
     pack, seconds = packs[workload.name], 0.0
-    executor = Interpreter(judge._interpreter(), source, INTERPRETER_LIMITS)
+    executor = Interpreter(judge._sandboxes.interpreter(), source, INTERPRETER_LIMITS)
     for number, distribution in enumerate(distributions):
         spec = TrialSpec(workload, distribution, seed + number, seed + number, order=f"shuffled:{seed}")
         trial = run_trial(contract, spec, pack, judge._prepare(candidate, contract, pack, spec), executor)

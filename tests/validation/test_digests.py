@@ -10,6 +10,7 @@ def test_judge_digest_covers_the_judge_only_by_hand():
         "judge/verdict.py": b"1",
         "judge/recorder/x.py": b"2",
         "claims/cells.py": b"3",
+        "claims/prose.py": b"a rule about texts, no part of a verdict",
         "performance/hardware.toml": b"4",
         "records.py": b"5",
         "judge/replay/kernels.ptx": b"6",
@@ -27,5 +28,5 @@ def test_judge_digest_covers_the_judge_only_by_hand():
 
 def test_installed_judge_has_its_rooms():
     chosen = [name for name in digests.package_files() if digests.is_judge_source(name)]
-    assert {name.split("/")[0] for name in chosen if "/" in name} == {*digests.JUDGE_ROOMS, "contracts"}
+    assert {name.split("/")[0] for name in chosen if "/" in name} == {*digests.JUDGE_ROOMS, "claims", "contracts"}
     assert len(digests.installed_judge_digest()) == 64

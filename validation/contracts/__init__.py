@@ -16,6 +16,7 @@ from .policy import Envelope
 from .subgraph import SEPARATOR
 
 if TYPE_CHECKING:
+    from .grid import Grid
     from .kimi_k3.architecture import Architecture
 
 ROOT = Path(__file__).parent.parent
@@ -63,6 +64,11 @@ class ModelContract:
         if len(_ops_of(self.model, name)) > 1:
             return import_module(f".{self.model}.part", __package__).subgraph(self.architecture, self.ops, name)
         return self.ops[_known(f"op of {self.model}", name, (*self.ops, *_wholes(self.model)))]
+
+    @property
+    def grid(self) -> "Grid":
+        """The model's performance grid."""
+        return import_module(f".{self.model}.grid", __package__).grid(self.architecture, self.ops)
 
     def digest(self, op: str) -> str:
         """SHA-256 (hex) of the installed files that make up the exam of `op`."""

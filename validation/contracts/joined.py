@@ -63,7 +63,7 @@ class Joined:
         for member, part in zip(self.members[1:], parts[1:], strict=True):
             varied.append(_varied_to(member.contract, part, rows, seed))
         rank = random.Random(f"rank {seed}").randrange(workload.axes["tp"])
-        return self._join(f"{workload.name}-v{seed}", varied, workload.held_out, rank)
+        return self.join(f"{workload.name}-v{seed}", varied, workload.held_out, rank)
 
     def part(self, index: int, workload: Workload) -> Workload:
         """The workload as member `index` knows it."""
@@ -79,12 +79,13 @@ class Joined:
     def _places(self, lists: Iterable[Iterable[Workload]], kind: str) -> tuple[Workload, ...]:
         lead, *others = [_by_place(workloads) for workloads in lists]
         return tuple(
-            self._join(f"tp{tp}-{kind}{rows}", [lead[tp, rows], *(other[tp, rows] for other in others)], kind == "r")
+            self.join(f"tp{tp}-{kind}{rows}", [lead[tp, rows], *(other[tp, rows] for other in others)], kind == "r")
             for tp, rows in lead
             if all((tp, rows) in other for other in others)
         )
 
-    def _join(self, name: str, parts: list[Workload], held_out: bool, rank: int | None = None) -> Workload:
+    def join(self, name: str, parts: list[Workload], held_out: bool, rank: int | None = None) -> Workload:
+        """The workload of the part in which each member has its one of `parts`."""
         axes: dict[str, int] = {}
         for index, part in enumerate(self._agreed(parts)):
             axes |= {self.axis(index, axis): value for axis, value in part.items()}

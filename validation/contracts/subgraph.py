@@ -52,6 +52,10 @@ class Subgraph(Drawn, OpContract):
         """Row count as the first member varies it; every member's layout redrawn."""
         return self._joined.vary(workload, seed)
 
+    def joined(self, name: str, parts: Iterable[Workload]) -> Workload:
+        """The workload of the part in which each member has its one of `parts`."""
+        return self._joined.join(name, list(parts), held_out=False)
+
     def _part(self, index: int, workload: Workload) -> Workload:
         return self._joined.part(index, workload)
 

@@ -10,7 +10,7 @@ in a comment to the end of the line.
 
 import re
 
-from .kernel_body import KernelSourceError
+from .kernel_names import KernelSourceError
 
 _WORD = re.compile(r"\b(include|include_next|import|embed|__has_include|__has_include_next|__has_embed)\b")
 _NAME = r"[A-Za-z_][\w+-]*(?:\.[\w+-]+)*(?:/[A-Za-z_][\w+-]*(?:\.[\w+-]+)*)*"

@@ -16,7 +16,6 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict
-from importlib.metadata import version
 from pathlib import Path
 
 import torch
@@ -26,22 +25,24 @@ from ..contracts.base import OpContract, TensorRole, Workload
 from ..digests import installed_judge_digest, package_digest
 from ..errors import UserError
 from ..performance.hardware import profile, profile_of
-from ..sandbox import Limits, Profile, Sandbox
+from ..sandbox import Limits
 from . import recorded as records
 from . import stages, trial_plan
 from .candidate import Candidate
+from .code_rules import settle_audits
 from .examination import Examined, examine, settle
-from .executor import ENTRY as INTERPRET_ENTRY
 from .executor import Interpreter
 from .kernel_source import KernelSource
 from .pack import KernelPack
+from .prepare import PrepareFailed, prepare
 from .recorded import Recorded, RecordedError, Workloads, verify, workloads_of
-from .recorder import SUPPORTED_TRITON, triton_is_supported
+from .recorder import triton_is_supported
 from .replay.choose import choose
 from .replay.device import Device
 from .replay.executor import Gpu, codes_for
 from .ruling import NO_GPU, Ruling
 from .sanitizer_stage import sanitize
+from .sandboxes import Sandboxes
 from .sanity import check_task
 from .static_scan import notes
 from .stopwatch import Stopwatch
@@ -51,10 +52,6 @@ from .verdict import CheckResult, Verdict
 
 # Row counts of the screening workloads: one skinny and one small batch; confirmation covers every bucket.
 SCREEN_ROWS = (1, 4)
-RECORD_MODULE = stages.RECORD_ENTRY.partition(":")[0]
-PREPARE_MODULE = stages.PREPARE_ENTRY.partition(":")[0]
-COMPILE_MODULE = stages.COMPILE_ENTRY.partition(":")[0]
-INTERPRET_MODULE = INTERPRET_ENTRY.partition(":")[0]
 INTERPRETER_LIMITS = Limits(wall_seconds=240, memory_bytes=8 << 30)
 # Threads that draw inputs and compute oracles while another one's trial is on the GPU.
 MAX_EXAMINERS = 8
@@ -85,8 +82,7 @@ class Judge:
         self._device: Device | None = None
         self._why_no_device = ""
         self._sane: dict[str, CheckResult] = {}
-        self._sandboxes: dict[str, Sandbox] = {}
-        self._opening = threading.Lock()
+        self._sandboxes = Sandboxes(unsafe=unsafe_no_sandbox, concurrency=concurrency, preparing=MAX_EXAMINERS)
         # A judge lives as long as a run: what was loaded at its start rules to its end, or nothing does.
         self._seal = package_digest()
 
@@ -95,18 +91,16 @@ class Judge:
         self._device, self._why_no_device = choose(self._asked)
         try:
             if triton_is_supported():
-                self._recorder()
+                self._sandboxes.recorder()
                 if self._device is None:
-                    self._interpreter()
+                    self._sandboxes.interpreter()
         except BaseException:
             self.__exit__()
             raise
         return self
 
     def __exit__(self, *error) -> None:
-        for sandbox in self._sandboxes.values():
-            sandbox.close()
-        self._sandboxes.clear()
+        self._sandboxes.close()
         if self._stopwatch is not None:
             self._stopwatch.__exit__(*error)
             self._stopwatch = None
@@ -116,7 +110,7 @@ class Judge:
     @property
     def sandbox(self) -> str:
         """What confines candidate code, for evidence."""
-        return self._preparer().description
+        return self._sandboxes.preparer().description
 
     def identity(self, op: str) -> dict[str, object]:
         """What a verdict on a candidate for `op` depends on beside the candidate: contract, judge, machine, tools."""
@@ -191,17 +185,17 @@ class Judge:
         with _timed(ruling, "record"):
             source = stages.extract_source(candidate, ruling)
             packs = source and stages.record(
-                self._recorder(), candidate, contract, tuple(planned.values()), self._hardware, ruling
+                self._sandboxes.recorder(), candidate, contract, tuple(planned.values()), self._hardware, ruling
             )
             in_order = packs and stages.validate_plans(packs, candidate, contract, planned, source, ruling)
         codes = None
         if in_order:
             with _timed(ruling, "compile"):
-                codes = stages.compile_kernels(self._recorder(), source, packs, self._cache, ruling)
+                codes = stages.compile_kernels(self._sandboxes.recorder(), source, packs, self._cache, ruling)
         return Recorded(
             model=self.model.model, candidate=candidate, hardware=self._hardware.name, **names,
             contract_digest=self.model.digest(candidate.op), judge_digest=installed_judge_digest(),
-            packs=packs or {}, codes=codes or (), toolchain=stages.toolchain(), sandbox=self._recorder().description,
+            packs=packs or {}, codes=codes or (), toolchain=stages.toolchain(), sandbox=self._sandboxes.recorder().description,
             unsafe=self._unsafe, seconds=ruling.seconds,
             stopped=tuple(check for check in ruling.unmet if check.check in records.STAGES),
         )  # fmt: skip
@@ -241,7 +235,7 @@ class Judge:
                 recorded.packs, recorded.candidate, contract, workloads.planned, source, ruling
             ):
                 return ruling
-            audits = stages.settle_audits(records.audits(recorded.codes), recorded.codes, recorded.packs, ruling)
+            audits = settle_audits(records.audits(recorded.codes), recorded.codes, recorded.packs, ruling)
         executor = self._executor(recorded, source)
         ruling.executor = executor.description
         if audits and stages.can_run(recorded.packs, executor.languages, "the interpreter of this machine", ruling):
@@ -268,7 +262,7 @@ class Judge:
         """What confined the candidate's code, where it was recorded and here."""
         if not any(pack.prepared for pack in recorded.packs.values()):
             return recorded.sandbox
-        here = self._preparer().description
+        here = self._sandboxes.preparer().description
         return here if here == recorded.sandbox else f"{recorded.sandbox} (recorded); {here} (prepare)"
 
     def _why_not_timed(self) -> str:
@@ -286,7 +280,7 @@ class Judge:
     def _executor(self, recorded: Recorded, source: KernelSource) -> Executor:
         if self._device is not None:
             return Gpu(self._device, codes_for(recorded.codes, self._device.facts.capability))
-        return Interpreter(self._interpreter(), source, INTERPRETER_LIMITS)
+        return Interpreter(self._sandboxes.interpreter(), source, INTERPRETER_LIMITS)
 
     def _trials(
         self, recorded: Recorded, contract: OpContract, workloads: Workloads, executor: Executor, ruling: Ruling
@@ -306,7 +300,7 @@ class Judge:
             pack = recorded.packs[(group[0].far or group[0]).workload.name]
             try:
                 prepared = self._prepare(recorded.candidate, contract, pack, group[0])
-            except stages.PrepareFailed as error:
+            except PrepareFailed as error:
                 return examine(contract, [Trial(group[0], "error", str(error), {})])
             trials: list[Trial] = []
             for spec in group:
@@ -337,11 +331,11 @@ class Judge:
     ) -> None:
         """Runs plans of small workloads under compute-sanitizer's tools."""
 
-        def prepare(pack: KernelPack, spec: TrialSpec) -> dict[str, bytes]:
+        def prepared(pack: KernelPack, spec: TrialSpec) -> dict[str, bytes]:
             return self._prepare(recorded.candidate, contract, pack, spec)
 
         codes = codes_for(recorded.codes, self._device.facts.capability)
-        sanitize(self._device, contract, recorded.packs, codes, workloads, prepare, ruling)
+        sanitize(self._device, contract, recorded.packs, codes, workloads, prepared, ruling)
 
     def _time(self, recorded: Recorded, contract: OpContract, workloads: Sequence[Workload], ruling: Ruling) -> None:
         """Times the plans of declared workloads on this card, against the stock path."""
@@ -353,10 +347,10 @@ class Judge:
             self._stopwatch = Stopwatch(self.model, self._device, card).__enter__()
         codes = codes_for(recorded.codes, self._device.facts.capability)
 
-        def prepare(pack: KernelPack, spec: TrialSpec) -> dict[str, bytes]:
+        def prepared(pack: KernelPack, spec: TrialSpec) -> dict[str, bytes]:
             return self._prepare(recorded.candidate, contract, pack, spec)
 
-        time_plans(self._stopwatch, contract, recorded.packs, codes, workloads, prepare, ruling)
+        time_plans(self._stopwatch, contract, recorded.packs, codes, workloads, prepared, ruling)
 
     def _prepare(self, candidate: Candidate, contract: OpContract, pack: KernelPack, spec: TrialSpec) -> dict[str, bytes]:
         """Runs the candidate's `prepare` apart, on this trial's static tensors alone."""
@@ -364,35 +358,7 @@ class Judge:
             return {}
         inputs = contract.make_inputs(spec.workload, spec.distribution, spec.seed)
         static = {s.name: inputs[s.name] for s in contract.tensors(spec.workload) if s.role is TensorRole.STATIC}
-        return stages.prepare(self._preparer(), candidate, contract, spec.workload, self._hardware, static, pack)
-
-    def _recorder(self) -> Sandbox:
-        if not triton_is_supported():
-            known = " and ".join(SUPPORTED_TRITON)
-            raise UserError(
-                f"Triton {version('triton')} is installed; candidates can be recorded with {known}",
-                "record on a machine with one of these (`fasttrack record`) and rule on the file here",
-            )
-        preload = ("torch", "triton", RECORD_MODULE, PREPARE_MODULE, COMPILE_MODULE)
-        return self._open("recorder", Profile.RECORDER, preload, {})
-
-    def _preparer(self) -> Sandbox:
-        if triton_is_supported():
-            return self._recorder()
-        return self._open("preparer", Profile.RECORDER, ("torch", "triton", PREPARE_MODULE), {})
-
-    def _interpreter(self) -> Sandbox:
-        environ = {"TRITON_INTERPRET": "1"}
-        return self._open("interpreter", Profile.INTERPRETER, ("triton", INTERPRET_MODULE), environ)
-
-    def _open(self, name: str, kind: Profile, preload: tuple[str, ...], environ: dict[str, str]) -> Sandbox:
-        with self._opening:
-            if name not in self._sandboxes:
-                count = MAX_EXAMINERS if name == "preparer" else self._concurrency
-                self._sandboxes[name] = Sandbox(
-                    kind, preload=preload, environ=environ, concurrency=count, unsafe=self._unsafe
-                )
-            return self._sandboxes[name]
+        return prepare(self._sandboxes.preparer(), candidate, contract, spec.workload, self._hardware, static, pack)
 
 
 @contextmanager

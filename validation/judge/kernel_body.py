@@ -4,6 +4,8 @@ import ast
 import re
 from dataclasses import dataclass
 
+from . import loop_variables
+from .kernel_names import KernelSourceError, check_name, dotted, reject
 from .kernel_vocabulary import (
     BUILTINS,
     LIBDEVICE,
@@ -20,28 +22,6 @@ from .kernel_vocabulary import (
 )
 
 
-class KernelSourceError(Exception):
-    """A construct that a kernel may not use. `reason` is a stable id; `what` says it in words."""
-
-    def __init__(self, file: str, line: int, reason: str, what: str) -> None:
-        super().__init__(f"{file}:{line}: {what} [{reason}]")
-        self.file = file
-        self.line = line
-        self.reason = reason
-        self.what = what
-
-    def __reduce__(self):
-        return (type(self), (self.file, self.line, self.reason, self.what))
-
-
-def reject(file: str, node: ast.AST, reason: str, what: str) -> None:
-    """Raises KernelSourceError at `node`."""
-    raise KernelSourceError(file, getattr(node, "lineno", 1), reason, what)
-
-
-# Names that the interpreter's rewriting of a kernel puts into its code.
-_INTERPRETER_NAMES = re.compile(r"interpreter_|_Interpreter")
-_NAME = re.compile(r"_?[A-Za-z][A-Za-z0-9_]*")
 # Triton and its interpreter find a kernel's text again by its "def" line: no other line of it may look like one, or
 # they would run text that was vetted as a string.
 _DEF_LINE = re.compile(r"\s*(async\s+)?def\b")
@@ -57,8 +37,7 @@ _CALLABLE = frozenset(
 _VALUES = frozenset({f"tl.{n}" for n in TL_TYPES | TL_CONSTANTS})
 _ANNOTATIONS = frozenset({"tl.constexpr", "tl.tensor", "tl.tensor_descriptor"} | {f"tl.{n}" for n in TL_TYPES})
 _HIGHER_ORDER = frozenset({"tl.reduce", "tl.associative_scan", "tl.map_elementwise"})
-_COMPILED_LOOPS = frozenset({"range", "tl.range"})
-_LOOPS = _COMPILED_LOOPS | {"tl.static_range"}
+_LOOPS = loop_variables.COMPILED_LOOPS | {"tl.static_range"}
 
 _STATEMENTS = (
     ast.Assign, ast.AugAssign, ast.AnnAssign, ast.For, ast.While, ast.If, ast.Return, ast.Expr, ast.Pass, ast.Assert,
@@ -78,58 +57,6 @@ class Scope:
     constants: set[str]
     functions: set[str]
     imported: set[str]
-
-
-def is_kept_name(name: str) -> bool:
-    """Whether a module-level name may be used by kernels: ASCII, at most one leading underscore, no trailing dunder."""
-    return bool(_NAME.fullmatch(name)) and "__" not in name and not _INTERPRETER_NAMES.match(name)
-
-
-def is_triton_jit(decorator: ast.expr) -> bool:
-    """Whether a decorator is `@triton.jit` or `@triton.jit(...)`."""
-    call = decorator.func if isinstance(decorator, ast.Call) else decorator
-    return dotted(call) == "triton.jit"
-
-
-def looks_like_jit(decorator: ast.expr) -> bool:
-    """Whether a decorator is some other spelling of jit, whose kernel would be dropped in silence."""
-    call = decorator.func if isinstance(decorator, ast.Call) else decorator
-    return (dotted(call) or "").split(".")[-1] == "jit"
-
-
-def dotted(node: ast.expr) -> str | None:
-    """`a.b.c` as text when `node` is a chain of attributes on a name."""
-    parts = []
-    while isinstance(node, ast.Attribute):
-        parts.append(node.attr)
-        node = node.value
-    return ".".join([node.id, *reversed(parts)]) if isinstance(node, ast.Name) else None
-
-
-def check_decorators(file: str, function: ast.FunctionDef) -> None:
-    """Refuses anything beside one `@triton.jit` with literal keywords."""
-    if len(function.decorator_list) != 1:
-        reject(
-            file, function, "decorator", f"{function.name} has decorators beside @triton.jit; the judge picks variants"
-        )
-    (decorator,) = function.decorator_list
-    if isinstance(decorator, ast.Call):
-        if decorator.args or any(k.arg is None or not _is_literal(k.value) for k in decorator.keywords):
-            reject(file, decorator, "decorator", "@triton.jit takes literal keyword arguments only")
-
-
-def _is_literal(node: ast.expr) -> bool:
-    if isinstance(node, ast.List | ast.Tuple):
-        return all(_is_literal(element) for element in node.elts)
-    return isinstance(node, ast.Constant) and isinstance(node.value, bool | int | str | None)
-
-
-def check_name(file: str, node: ast.AST, name: str) -> None:
-    """Refuses names with dunders, names of the language and of the interpreter."""
-    if not is_kept_name(name):
-        reject(file, node, "name", f"the name {name} is not allowed")
-    if name in BUILTINS or name in ("tl", "triton", "libdevice"):
-        reject(file, node, "shadow", f"{name} may not be redefined")
 
 
 def check(function: ast.FunctionDef, scope: Scope, lines: list[str]) -> None:
@@ -175,46 +102,7 @@ class _Checker:
         ):
             body = body[1:]
         self._block(body)
-        self._gone(body, frozenset())
-
-    def _gone(self, statements: list[ast.stmt], gone: frozenset[str]) -> frozenset[str]:
-        """Refuses reading a variable of a loop behind that loop: compiled, it holds nothing there (ub.poison).
-
-        `gone` are such variables before the statements; returned are those behind them, until assigned again.
-        """
-        for node in statements:
-            match node:
-                case ast.For(target=target, iter=loop, body=body):
-                    self._read(loop, gone)
-                    inner = self._gone(body, gone - {target.id})
-                    inner = self._gone(body, (gone | inner) - {target.id})
-                    gone = gone - {target.id} | inner - {target.id}
-                    if dotted(loop.func) in _COMPILED_LOOPS:
-                        gone |= {target.id}
-                case ast.While(test=test, body=body):
-                    self._read(test, gone)
-                    gone |= self._gone(body, gone)
-                    self._read(test, gone)
-                    gone |= self._gone(body, gone)
-                case ast.If(test=test, body=body, orelse=orelse):
-                    self._read(test, gone)
-                    gone = self._gone(body, gone) | self._gone(orelse, gone)
-                case ast.AugAssign(target=target, value=value):
-                    self._read(value, gone)
-                    if target.id in gone:
-                        self._fail_gone(target)
-                case _:
-                    self._read(node, gone)
-                    gone -= {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-        return gone
-
-    def _read(self, node: ast.AST, gone: frozenset[str]) -> None:
-        for name in ast.walk(node):
-            if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Load) and name.id in gone:
-                self._fail_gone(name)
-
-    def _fail_gone(self, name: ast.Name) -> None:
-        self.fail(name, "loop_variable", f"{name.id} is read behind its loop, where it has no value once compiled")
+        loop_variables.check(self.scope.file, body)
 
     def _bind(self, node: ast.AST, name: str) -> None:
         if name != "_":

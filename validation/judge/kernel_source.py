@@ -13,8 +13,9 @@ import re
 from collections import Counter
 
 from ..records import Frozen
-from . import cuda_source, kernel_body
-from .kernel_body import KernelSourceError, Scope, is_triton_jit, reject
+from . import cuda_source, kernel_body, kernel_names
+from .kernel_body import Scope
+from .kernel_names import KernelSourceError, is_triton_jit, reject
 from .kernel_vocabulary import BUILTINS, TL_TYPES
 
 __all__ = ["KernelSource", "KernelSourceError", "extract"]
@@ -188,15 +189,15 @@ def _globals_declared(statement: ast.stmt) -> set[str]:
 def _collect_function(file: _File, function: ast.FunctionDef) -> None:
     jit = [d for d in function.decorator_list if is_triton_jit(d)]
     if jit:
-        kernel_body.check_decorators(file.name, function)
-        kernel_body.check_name(file.name, function, function.name)
+        kernel_names.check_decorators(file.name, function)
+        kernel_names.check_name(file.name, function, function.name)
         file.functions[function.name] = function
         file.kept.append(function)
         return
     for decorator in function.decorator_list:
-        if kernel_body.dotted(decorator) == "gluon.jit":
+        if kernel_names.dotted(decorator) == "gluon.jit":
             reject(file.name, decorator, "gluon", "Gluon has no interpreted form: write Triton or CUDA C++")
-        if kernel_body.looks_like_jit(decorator):
+        if kernel_names.looks_like_jit(decorator):
             reject(file.name, decorator, "decorator", "write exactly @triton.jit, with `import triton`")
 
 
@@ -243,7 +244,7 @@ def _keep_imports(file: _File, statement: ast.ImportFrom, parsed: dict[str, _Fil
     source = parsed.get(f"{target}.py") or parsed.get(posixpath.join(target, "__init__.py"))
     for alias in statement.names:
         name = alias.asname or alias.name
-        if source is not None and kernel_body.is_kept_name(name) and alias.name in (names := source.names()):
+        if source is not None and kernel_names.is_kept_name(name) and alias.name in (names := source.names()):
             file.imported.setdefault(name, names[alias.name])
 
 
@@ -265,7 +266,7 @@ def _keep_constant(file: _File, statement: ast.Assign | ast.AnnAssign) -> None:
         if ast.unparse(statement.annotation) not in allowed:
             return
     name = targets[0].id
-    if name in file.constants or name in _RESERVED or not kernel_body.is_kept_name(name):
+    if name in file.constants or name in _RESERVED or not kernel_names.is_kept_name(name):
         return
     try:
         value = _constant(statement.value, file)

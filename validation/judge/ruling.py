@@ -6,6 +6,7 @@ from ..claims.cells import NotMeasured
 from ..contracts.base import OpContract, Workload
 from ..numerics.calibrate import Decision, Measurement, decide
 from ..performance.hardware import profiles
+from ..timing import hygiene
 from ..timing.model import LaunchShape, model_plan
 from ..timing.result import Timing
 from ..timing.session import STOCK
@@ -35,12 +36,15 @@ TITLES = {
     "C13": "Unseen shapes, strides and layouts",
     "C14": "Bit-equal at other addresses and program orders; rows independent of their neighbours",
     "C15": "compute-sanitizer's memcheck, racecheck, initcheck and synccheck find nothing",
+    "C20": "The stock path ran with the switches of a clean process, before and after",
     "C17": "Judge, contracts, thresholds and stock path are the same files after the ruling as before",
 }
 TRIAL_CHECKS = ("execution", "C2", "C4", "C5", "C9", "C14", "numerics", "C11", "C13")
 REQUIRED = ("C12", "C1", "record", "plan", "compile", *TRIAL_CHECKS, "C17")
 # Where plans are timed; a verdict without a GPU does not list them.
 TIMED = {"C3": "timing.wrong_result", "C6": "timing.clocks_disagree", "C7": "timing.impossible"}
+# Of these, what says nothing of the candidate but that it had no fair rival.
+OF_THE_STOCK = {"C20": hygiene.REASON}
 # Where plans are launched; a verdict without a GPU does not list them.
 ON_A_GPU = ("C8", "C15")
 NO_GPU = "the judge ran without a GPU: kernels were interpreted, not timed"
@@ -165,7 +169,8 @@ class Ruling:
                 self.add(_result(check, Outcome.NOT_RUN, f"{check}.not_run", why, {what: count}))
 
     def timed(self, hardware: str, workload: str, timing: Timing) -> None:
-        """Takes a finished timing session in. A fault of the stock path's is the judge's own, not the candidate's."""
+        """Takes a finished timing session in. A fault of the stock path's is the judge's own, not the candidate's: it
+        leaves no time, and where the path did not run as it does for its users, no valid verdict."""
         blamed = [fault for fault in timing.faults if fault.contestant != STOCK]
         if timing.disturbed:
             # What the clocks say then says nothing of the candidate; what its calls computed still does.
@@ -179,6 +184,11 @@ class Ruling:
                 self.add(_result(check, Outcome.FAIL, reason, message))
             else:
                 self.add(_result(check, Outcome.PASS))
+        for check, reason in OF_THE_STOCK.items():
+            found = [fault for fault in timing.faults if fault.reason == reason]
+            message = f"{found[0].message} [workload {workload}]" if found else ""
+            outcome, named = (Outcome.INVALID, reason) if found else (Outcome.PASS, None)
+            self.add(_result(check, outcome, named, message))
         own = [fault for fault in timing.faults if fault not in blamed]
         if timing.disturbed:
             self.untimed(hardware, workload, timing.disturbed)
@@ -230,7 +240,7 @@ class Ruling:
 
     def verdict(self) -> Verdict:
         """The ruling. Checks are listed in the order in which they are required."""
-        checks = tuple(self._checks[name] for name in (*REQUIRED, *ON_A_GPU, *TIMED) if name in self._checks)
+        checks = tuple(self._checks[name] for name in (*REQUIRED, *ON_A_GPU, *TIMED, *OF_THE_STOCK) if name in self._checks)
         status, reason, message = rule(checks, REQUIRED)
         return Verdict(
             **self._facts, status=status, reason=reason, message=message, checks=checks, audits=self.audits,

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from ..contracts.base import OpContract, Workload
 from .device_code.records import DeviceCode
 from .pack import KernelPack, variant_key
-from .replay import sanitizer
+from .replay import sanitizer, sanitizer_log
 from .replay.device import Device
 from .replay.sanitizer import Report
 from .ruling import TITLES, Ruling
-from .stages import PrepareFailed
+from .prepare import PrepareFailed
 from .trials import TrialSpec, lay_out
 from .verdict import CheckResult, Outcome
 
@@ -52,7 +52,7 @@ def settled(reports: Sequence[Report]) -> CheckResult:
     failed = [report for report in reports if report.findings]
     silent = [report for report in reports if report.not_run]
     told = [
-        f"{report.tool}: {one.message} in {one.kernel} ({one.count} reports)"
+        f"{report.tool}: {one.message} in {one.kernel}{_at(one)} ({one.count} reports)"
         for report in failed for one in report.findings[:2]
     ] + [f"{report.tool} not run: {report.not_run}" for report in silent]  # fmt: skip
     reason, outcome = None, Outcome.PASS
@@ -63,6 +63,12 @@ def settled(reports: Sequence[Report]) -> CheckResult:
     return CheckResult(
         check=CHECK, title=TITLES[CHECK], outcome=outcome, reason=reason, message="; ".join(told), figures=outcomes
     )
+
+
+def _at(finding: sanitizer_log.Finding) -> str:
+    """Where, if the message does not say so."""
+    untold = [place for place in finding.places if place not in finding.message]
+    return f", at {' and '.join(untold)}" if untold else ""
 
 
 def _checked(

@@ -9,10 +9,11 @@ from ..claims.cells import Measured
 from ..contracts import ModelContract
 from ..contracts.base import TensorRole, Workload
 from ..performance.hardware import Hardware
+from ..timing import hygiene
 from ..timing.clocks import Card, conditions, disturbance
 from ..timing.plausibility import cold_share, physical_floor_us
 from ..timing.result import Timing
-from ..timing.session import QUADS, Method, Times, run_session
+from ..timing.session import QUADS, STOCK, Method, Times, run_session
 from ..timing.slots import rotation
 from ..timing.stock import StockProcess
 from .device_code.records import DeviceCode
@@ -98,6 +99,7 @@ class Stopwatch:
         )  # fmt: skip
         cold = cold_share(cost.bytes, slots, self._hardware.l2_bytes)
         method = Method(quads=self._quads, slots=slots, cold=round(cold, 3), l2_bytes=self._hardware.l2_bytes)
+        before = self._stock.switches()
         self._stock.capture(op, workload, distribution, seeds, slots)
         bench = Bench(contract, workload, distribution, seeds, pack, codes, prepared, slots, self._source)
         with bench.contestant(self._device, self._apart) as plan:
@@ -106,6 +108,7 @@ class Stopwatch:
                 floor_us=physical_floor_us(cost.bytes, cost.flops, self._hardware, cold=cold),
             )  # fmt: skip
             audits = bench.audits(plan)
+        unclean = hygiene.fault(before, self._stock.switches())
         return Timing(
             candidate=self._measured(session.a, method), stock=self._measured(session.b, method),
             comparison=session.comparison, launches=len(pack.launches), stock_launches=self._stock.launches,
@@ -113,7 +116,7 @@ class Stopwatch:
             target_floor_us=cost.bytes / self.ceiling * 1e6, ceiling_bytes_per_second=self.ceiling,
             conditions=session.conditions, disturbed=disturbance(session.conditions, OWN_PROCESSES),
             stock_flags=dict(self._stock.flags()),
-            samples={session.a.name: session.a.samples, session.b.name: session.b.samples}, faults=session.faults,
+            samples={session.a.name: session.a.samples, session.b.name: session.b.samples}, faults=session.faults + ((unclean.model_copy(update={"contestant": STOCK}),) if unclean else ()),
         ), audits  # fmt: skip
 
     def _measured(self, times: Times, method: Method) -> Measured:

@@ -9,7 +9,7 @@ from .examination import examine, settle
 from .pack import KernelPack, variant_key
 from .replay.faults import DeviceFault, DeviceLost
 from .ruling import Ruling
-from .stages import PrepareFailed
+from .prepare import PrepareFailed
 from .stopwatch import Disturbed, Stopwatch
 from .trials import Trial, TrialSpec
 

@@ -1,9 +1,11 @@
-"""Hardware profiles: peaks from datasheets, ceilings where we measured them. Data in hardware.toml."""
+"""Hardware profiles: peaks from data sheets, ceilings where we measured them. Data in hardware.toml."""
 
 import difflib
 import tomllib
+from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
+from typing import TypeVar
 
 from pydantic import Field, ValidationError
 
@@ -34,50 +36,78 @@ class Ceiling(Frozen):
         return points[-1][1]
 
 
-class Hardware(Frozen):
-    """One GPU. Rates in bytes or flops per second, sizes in bytes."""
+class Datasheet(Frozen):
+    """What a vendor publishes of one GPU. Rates in bytes or flops per second, sizes in bytes."""
 
     name: str
     title: str
-    cuda_name: str = Field(description="what CUDA calls the card")
-    target: int = Field(description="compute capability x 10: 90 or 103")
-    multiprocessors: int
-    registers_per_multiprocessor: int
-    threads_per_multiprocessor: int
-    blocks_per_multiprocessor: int
-    shared_per_multiprocessor: int
-    shared_per_block: int
+    multiprocessors: int = Field(description="streaming multiprocessors, or compute units")
+    memory_bytes: int
     l2_bytes: int
     datasheet_bytes_per_second: float
-    datasheet_flops_bf16: float
+    datasheet_flops_bf16: float = Field(description="dense")
+    link_bytes_per_second: float = Field(description="to the GPUs of its domain, both directions together")
+    link_domain: int = Field(description="GPUs that these links connect")
     source: str
-    ceiling: Ceiling | None = None
 
     def physical_floor_seconds(self, moved_bytes: int, flops: int = 0) -> float:
         """The least time the datasheet allows for `moved_bytes` and `flops`; anything faster is impossible."""
         return max(moved_bytes / self.datasheet_bytes_per_second, flops / self.datasheet_flops_bf16)
 
 
+class Hardware(Datasheet):
+    """A GPU that the judge compiles for, with what a kernel may use of it."""
+
+    cuda_name: str = Field(description="what CUDA calls the card")
+    target: int = Field(description="compute capability x 10: 90 or 103")
+    registers_per_multiprocessor: int
+    threads_per_multiprocessor: int
+    blocks_per_multiprocessor: int
+    shared_per_multiprocessor: int
+    shared_per_block: int
+    ceiling: Ceiling | None = None
+
+
+_Card = TypeVar("_Card", bound=Datasheet)
+
+
 @cache
-def profiles() -> dict[str, Hardware]:
-    """Every known profile by name."""
+def datasheets() -> dict[str, Datasheet]:
+    """Every GPU of hardware.toml by name, whether or not the judge compiles for it."""
     path = files(__package__) / "hardware.toml"
     try:
-        return {name: Hardware(name=name, **entry) for name, entry in tomllib.loads(path.read_text("utf-8")).items()}
+        return {
+            name: (Hardware if "target" in entry else Datasheet)(name=name, **entry)
+            for name, entry in tomllib.loads(path.read_text("utf-8")).items()
+        }
     except (ValidationError, tomllib.TOMLDecodeError) as error:
         raise UserError(f"{path}: {error}", "correct the hardware profile") from error
 
 
+@cache
+def profiles() -> dict[str, Hardware]:
+    """Every GPU that the judge compiles for, by name."""
+    return {name: card for name, card in datasheets().items() if isinstance(card, Hardware)}
+
+
+def datasheet(name: str) -> Datasheet:
+    """The GPU called `name`; UserError with the nearest name when there is none."""
+    return _named(name, datasheets())
+
+
 def profile(name: str) -> Hardware:
-    """The profile called `name`; UserError with the nearest name when there is none."""
-    known = profiles()
-    if name not in known:
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise UserError(f"unknown hardware {name!r}", f"{hint}known: {', '.join(sorted(known))}")
-    return known[name]
+    """The GPU called `name` that the judge compiles for; UserError with the nearest name when there is none."""
+    return _named(name, profiles())
 
 
 def profile_of(cuda_name: str) -> Hardware | None:
     """The profile of the card that CUDA calls `cuda_name`; None where there is none."""
     return next((one for one in profiles().values() if one.cuda_name == cuda_name), None)
+
+
+def _named(name: str, known: Mapping[str, _Card]) -> _Card:
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise UserError(f"unknown hardware {name!r}", f"{hint}known: {', '.join(sorted(known))}")
+    return known[name]

@@ -56,6 +56,10 @@ class StockProcess:
         """Versions and global switches of the process, for the evidence."""
         return self._ask("flags")
 
+    def switches(self) -> Mapping[str, str]:
+        """The switches that could slow or speed the stock path, as they stand now, for `hygiene.fault`."""
+        return self._ask("switches")
+
     def ceiling(self, size: int = 800_000_000, repeats: int = 20) -> float:
         """Bytes per second of one large read on this card, now."""
         return self._ask("ceiling", size=size // 16384 * 16384, repeats=repeats)

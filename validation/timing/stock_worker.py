@@ -18,6 +18,7 @@ from .. import contracts
 from ..contracts.base import TensorRole, TensorSpec, Workload
 from ..contracts.stock import StockRun
 from ..tensors import torch_dtype
+from . import hygiene
 
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -56,15 +57,12 @@ class _Worker:
         self.graph: torch.cuda.CUDAGraph | None = None
 
     def do_flags(self) -> dict[str, str]:
-        """Global switches that could slow or speed the stock path, as they stand in this process."""
-        return {
-            "torch": torch.__version__,
-            "device": torch.cuda.get_device_name(),
-            "float32_matmul_precision": torch.get_float32_matmul_precision(),
-            "cudnn_benchmark": str(torch.backends.cudnn.benchmark),
-            "deterministic": str(torch.are_deterministic_algorithms_enabled()),
-            "bf16_reduced_precision_reduction": str(torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction),
-        }
+        """What the stock path runs with: version, device, and its switches as they stand now."""
+        return {"torch": torch.__version__, "device": torch.cuda.get_device_name()} | hygiene.read()
+
+    def do_switches(self) -> dict[str, str]:
+        """The switches that could slow or speed the stock path, as they stand now (hygiene.py)."""
+        return hygiene.read()
 
     def do_capture(
         self, op: str, workload: dict, distribution: str, seeds: Sequence[int], slots: int

@@ -61,7 +61,7 @@ SAMPLES = (
     Sample(
         "not a number", ("X-83",), "returns NaN and counts on NaN being equal to NaN",
         edit((OUT, 'tl.store(out + row * WIDTH + columns, (new * float("nan")).to(tl.bfloat16))')),
-        "C9", "numerics.not_finite",
+        "C9", "numerics.not_finite", guard="finite outputs",
     ),
     Sample(
         "tail row skipped", ("X-84",), "leaves the last row out",
@@ -81,6 +81,6 @@ SAMPLES = (
     Sample(
         "right for typical values", ("X-77",), "clamps what it adds to the range that tests like",
         edit((PAGE, "new = tl.minimum(tl.maximum(new, -60.0), 60.0)\n        " + PAGE)),
-        "C11", "numerics.median", words="values large",
+        "C11", "numerics.median", guard="distributions", words="values large",
     ),
 )  # fmt: skip

@@ -47,6 +47,26 @@ def test_cover(ranges, text):
     assert str(PATH) in error.value.what
 
 
+@pytest.mark.parametrize(
+    ("ranges", "text"),
+    [
+        ([(1, 8)], None),
+        ([(33, 64), (1, 4)], None),
+        ([(1, 8), (8, 16)], "overlaps rows"),
+        ([(1, 65)], "outside the envelope"),
+        ([(1, 4), entry(1, 4, tp=16)], "outside the envelope"),
+        ([(1, 4), entry(1, 4, hardware="gb300")], "outside the envelope"),
+    ],
+)
+def test_a_table_of_fused_ops_may_leave_places_out_but_not_name_one_twice(ranges, text):
+    if text is None:
+        dispatch.check_within(table(*ranges), ENVELOPE, PATH)
+        return
+    with pytest.raises(UserError, match=text) as error:
+        dispatch.check_within(table(*ranges), ENVELOPE, PATH)
+    assert str(PATH) in error.value.what
+
+
 @given(st.lists(st.tuples(st.integers(1, 12), st.integers(1, 12)), min_size=1, max_size=5))
 def test_cover_accepts_exactly_what_counting_rows_accepts(pairs):
     ranges = [(low, high) for low, high in pairs if low <= high]

@@ -28,6 +28,9 @@ def broken(old, new):
         ("[ops.copy]", "[ops.copy]\nkernel = 'x'", "fasttrack.toml:10: key 'ops.copy.kernel' is unknown"),
         ('dispatch = "dispatch', 'dispatch = "../dispatch', "fasttrack.toml:11: key 'ops.copy.dispatch'"),
         ('"kernels/extra.py"', '"/etc/passwd"', "fasttrack.toml:10: key 'ops.copy.kernels'"),
+        ('name = "toy"', 'decode = 1\nname = "toy"', "key 'model.decode' is unknown"),
+        ("[ops.copy]", "[decode]\nfactory = '../x.py'\nsources = ['a.py']\n[ops.copy]", "key 'decode.factory'"),
+        ("[ops.copy]", "[decode]\nfactory = 'x.py'\nsources = []\n[ops.copy]", "key 'decode.sources'"),
         ("review_by = 2030-01-01", "review_by = 'soon'", "fasttrack.toml:6: key 'model.review_by'"),
         ('hardware = "gb300"', 'hardware = "h200"', "two envelope entries for hardware 'h200' and tp 8"),
         ("rows = [1, 4]", "rows = [4, 1]", "fasttrack.toml:17: key 'envelope.0.rows'"),
@@ -39,6 +42,20 @@ def broken(old, new):
 )
 def test_manifest_errors_name_file_key_and_line(old, new, expected):
     assert expected in broken(old, new)
+
+
+def test_a_decode_path_is_named_with_all_of_its_files(checkout):
+    directory = model_dir.load("toy", checkout)
+    with pytest.raises(UserError, match="names no decode path"):
+        directory.decode_sources()
+    path = directory.path / "fasttrack.toml"
+    path.write_text(path.read_text() + "\n[decode]\nfactory = 'f.py'\nsources = ['f.py', 'g.py']\n")
+    (directory.path / "f.py").write_text("one")
+    named = model_dir.load("toy", checkout)
+    with pytest.raises(UserError, match="g.py"):
+        named.decode_sources()
+    (directory.path / "g.py").write_text("two")
+    assert named.decode_sources() == {"f.py": b"one", "g.py": b"two"}
 
 
 def test_manifest():

@@ -1,69 +1,19 @@
 """Timing as a stage of the verdict: what a session's faults mean, and whose they are. On the fake device."""
 
-import random
-from types import SimpleNamespace
-
 import pytest
-from fake_kernels import TOY, device_code, toy_pack
+from fake_kernels import TOY, toy_pack
 from judging import replaced
-from toy_contract import Toy
+from timed_toy import WORKLOAD, Crowded, Stock, ruling, timed_verdict
 
 from fasttrack_validation.claims.cells import Measured, NotMeasured
-from fasttrack_validation.judge.candidate import Candidate
-from fasttrack_validation.judge.pack import variant_key
 from fasttrack_validation.judge.replay.device import Device
-from fasttrack_validation.judge.ruling import Ruling
-from fasttrack_validation.judge.stopwatch import Stopwatch
-from fasttrack_validation.judge.timing_stage import time_plans
 from fasttrack_validation.judge.verdict import Outcome
-from fasttrack_validation.performance.hardware import profile, profile_of
-from fasttrack_validation.timing.clocks import CardState, conditions
+from fasttrack_validation.performance.hardware import profile_of
+from fasttrack_validation.timing.clocks import conditions
 from fasttrack_validation.timing.comparison import Quad, compare
-from fasttrack_validation.timing.plausibility import Fault, Reading
+from fasttrack_validation.timing.hygiene import EXPECTED
+from fasttrack_validation.timing.plausibility import Fault
 from fasttrack_validation.timing.result import Timing
-from fasttrack_validation.timing.stock import StockFailed
-
-WORKLOAD = Toy().workloads()[1]
-# An H200 whose L2 is so small that a few copies of the toy's memory exceed it.
-CARD = profile("h200").model_copy(update={"l2_bytes": 2000})
-
-
-class Stock:
-    """A stock path that needs no GPU: 12 us a call."""
-
-    name, slots, launches = "stock", 0, 4
-
-    def __init__(self, fails: str = "") -> None:
-        self.fails = fails
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        return None
-
-    def capture(self, op, workload, distribution, seeds, slots):
-        if self.fails:
-            raise StockFailed(self.fails)
-        self.slots = slots
-
-    def refresh(self, seed):
-        return None
-
-    def replay(self):
-        return Reading(event_ns=12_000 * self.slots, host_ns=12_000 * self.slots + 30_000)
-
-    def digests(self):
-        return None
-
-    def verify(self, replays):
-        return None
-
-    def flags(self):
-        return {"torch": "none"}
-
-    def ceiling(self):
-        return 4e12
 
 
 @pytest.fixture(scope="module")
@@ -72,43 +22,9 @@ def devices():
         yield one, two
 
 
-def ruling():
-    candidate = Candidate(op="accumulate", entry="k.py", files={"k.py": ""}, config={})
-    return Ruling(
-        model="toy", op="accumulate", candidate=candidate, contract_digest="c", judge_digest="j", sandbox="s", unsafe=False
-    )
-
-
-class Crowded:
-    """A card with so many compute processes, which throttles for these reasons once it is timed."""
-
-    unavailable = None
-
-    def __init__(self, processes=3, throttles=()):
-        self.processes, self.throttles, self.looks = processes, throttles, 0
-
-    def look(self):
-        self.looks += 1
-        return CardState(
-            sm_mhz=1980, memory_mhz=3201, celsius=40, watts=300.0, processes=self.processes,
-            throttles=self.throttles if self.looks > 1 else (),
-        )  # fmt: skip
-
-
 def timed(devices, text=TOY, stock=None, card=None):
-    """The ruling after the timing stage, over checks that passed, and the stopwatch's cell of h200."""
-    model = SimpleNamespace(model="toy", op=lambda name: Toy())
-    found, pack = ruling(), toy_pack(WORKLOAD)
-    codes = {variant_key(pack.kernels["k"]): device_code(text, "accumulate")}
-    watch = Stopwatch(
-        model, devices[0], CARD, apart=devices[1], stock=stock or Stock(), source=random.Random(4), quads=5,
-        card=card,
-    )  # fmt: skip
-    with watch:
-        time_plans(watch, Toy(), {WORKLOAD.name: pack}, codes, [WORKLOAD], lambda pack, spec: {}, found)
-    audits = {("accumulate", "sm_90"): None}
-    found.model_times({WORKLOAD.name: pack}, [], [WORKLOAD], audits)
-    verdict = found.verdict()
+    """The checks after the timing stage, and the stopwatch's cell of h200."""
+    verdict = timed_verdict(devices, text, stock, card)
     return {check.check: check for check in verdict.checks}, next(c for c in verdict.cells if c.hardware == "h200")
 
 
@@ -116,7 +32,7 @@ def test_a_fake_clock_is_found_out_and_nothing_else(devices):
     """The fake device's events count simulated nanoseconds: no host could agree with them, so no cell is measured."""
     checks, cell = timed(devices)
     assert (checks["C6"].outcome, checks["C6"].reason) == (Outcome.FAIL, "timing.clocks_disagree")
-    assert checks["C3"].outcome is Outcome.PASS
+    assert checks["C3"].outcome is Outcome.PASS and checks["C20"].outcome is Outcome.PASS
     assert isinstance(cell.cell, NotMeasured) and cell.timing is None
 
 
@@ -140,6 +56,17 @@ def test_a_stock_path_that_fails_leaves_no_mark_on_the_candidate(devices):
     checks, cell = timed(devices, stock=Stock("no fla-core\nTraceback ..."))
     assert not [c for c in checks.values() if c.outcome is Outcome.FAIL]
     assert cell.cell.reason == "no fla-core"
+
+
+SLOWED = {**EXPECTED, "float32_matmul_precision": "medium"}
+
+
+@pytest.mark.parametrize(("switches", "when"), [([SLOWED], "before"), ([EXPECTED, SLOWED], "after")])
+def test_a_stock_path_with_other_switches_makes_the_verdict_invalid(devices, switches, when):
+    checks, cell = timed(devices, stock=Stock(switches=switches))
+    assert (checks["C20"].outcome, checks["C20"].reason) == (Outcome.INVALID, "stock.switches")
+    assert f"float32_matmul_precision of the stock path's process was medium {when} the session" in checks["C20"].message
+    assert cell.timing is None
 
 
 def test_a_shared_device_is_not_timed(devices):
@@ -187,7 +114,7 @@ def test_honest_timings_pass_and_fill_the_cell():
     by_card = {cell.hardware: cell for cell in verdict.cells}
     assert by_card["h200"].cell.microseconds == 10 and by_card["h200"].timing.stock.microseconds == 12
     assert isinstance(by_card["gb300"].cell, NotMeasured)
-    assert {c.check for c in verdict.checks if c.outcome is Outcome.PASS} == {"C1", "C3", "C6", "C7"}
+    assert {c.check for c in verdict.checks if c.outcome is Outcome.PASS} == {"C1", "C3", "C6", "C7", "C20"}
 
 
 def test_a_fault_of_the_stock_path_is_not_the_candidates():

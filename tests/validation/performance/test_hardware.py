@@ -3,7 +3,7 @@
 import pytest
 
 from fasttrack_validation.errors import UserError
-from fasttrack_validation.performance.hardware import profile, profiles
+from fasttrack_validation.performance.hardware import datasheet, datasheets, profile, profiles
 
 
 def test_published_peaks():
@@ -34,3 +34,22 @@ def test_unknown_card_names_the_nearest():
         profile("h20")
     assert "h200" in caught.value.how
     assert set(profiles()) == {"h200", "gb300"}
+
+
+def test_cards_that_claims_are_about():
+    assert set(datasheets()) == {"h200", "gb300", "b200", "h100", "mi355x"}
+    assert all(card.source and card.title for card in datasheets().values())
+    # A 72nd of the rack's published 576 TB/s and 130 TB/s of NVLink; an eighth of a board's 7.2 TB/s.
+    assert datasheet("gb300").datasheet_bytes_per_second == 576e12 / 72
+    assert datasheet("gb300").link_bytes_per_second * datasheet("gb300").link_domain == pytest.approx(130e12, rel=0.005)
+    assert datasheet("h100").link_bytes_per_second * datasheet("h100").link_domain == 7.2e12
+    # 256 compute units of 4096 flops a clock (dense BF16 MFMA) at 2.4 GHz
+    assert datasheet("mi355x").datasheet_flops_bf16 == pytest.approx(256 * 4096 * 2.4e9, rel=1e-3)
+    assert datasheet("h100").physical_floor_seconds(3_350_000) == pytest.approx(1e-6)
+
+
+def test_a_card_that_is_only_known_is_no_profile():
+    with pytest.raises(UserError, match="unknown hardware 'b200'"):
+        profile("b200")
+    with pytest.raises(UserError, match="unknown hardware 'b20'"):
+        datasheet("b20")

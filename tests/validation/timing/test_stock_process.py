@@ -11,7 +11,7 @@ import pytest
 from safetensors.torch import load
 
 from fasttrack_validation import contracts
-from fasttrack_validation.timing import stock_worker
+from fasttrack_validation.timing import hygiene, stock_worker
 from fasttrack_validation.timing.stock import StockFailed, StockProcess
 
 torch = pytest.importorskip("torch")
@@ -43,6 +43,39 @@ def test_flags_that_a_caller_set_do_not_reach_the_process(monkeypatch):
         environment = Path(f"/proc/{stock._process.pid}/environ").read_bytes()
     assert b"PATH=" in environment
     assert b"TF32" not in environment and b"CUBLAS" not in environment
+
+
+def test_a_clean_process_has_the_switches_that_it_must_have():
+    with StockProcess("kimi_k3") as stock:
+        before = stock.switches()
+        assert hygiene.fault(before, stock.switches()) is None
+    assert set(before) == set(hygiene.EXPECTED)
+
+
+PLANTED = {
+    "default_dtype": "torch.set_default_dtype(torch.bfloat16)",
+    "float32_matmul_precision": "torch.set_float32_matmul_precision('medium')",
+    "cudnn_benchmark": "torch.backends.cudnn.benchmark = True",
+    "deterministic_algorithms": "torch.use_deterministic_algorithms(True)",
+    "scaled_dot_product_attention": "torch.backends.cuda.enable_flash_sdp(False)",
+    "threads": "torch.set_num_threads(2); torch.set_num_threads = print",
+    "variables": "import os; os.environ['PYTORCH_CUDA_ALLOC_CONF'] = 'backend:cudaMallocAsync'",
+}
+
+
+def test_a_slowed_stock_path_is_found_out(tmp_path, monkeypatch):
+    """Faults are planted where one could be: in what the process imports before the judge's own code."""
+    (tmp_path / "sitecustomize.py").write_text("\n".join(("import torch", *PLANTED.values())))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with StockProcess("kimi_k3") as stock:
+        found = stock.switches()
+    # With TF32 for products comes the switch that says so.
+    assert {name for name in found if found[name] != hygiene.EXPECTED[name]} == {*PLANTED, "cuda_matmul_tf32"}
+    for name in PLANTED:
+        slowed = {**hygiene.EXPECTED, name: found[name]}
+        fault = hygiene.fault(slowed, hygiene.EXPECTED)
+        assert fault.reason == "stock.switches" and f"{name} of the stock path's process was " in fault.message
+        assert hygiene.fault(hygiene.EXPECTED, slowed).message == fault.message.replace(" before ", " after ")
 
 
 def test_a_program_without_a_main_guard_can_use_it(tmp_path):
@@ -83,6 +116,7 @@ def test_times_and_counts_on_a_gpu():
         stock.refresh(7)
         reading = stock.replay()
         one, other = stock.produced(0), stock.produced(1)
+        assert hygiene.fault(stock.switches(), stock.switches()) is None
     assert 1e12 < ceiling < 5e12
     assert stock.launches >= 4 and 0 < reading.event_ns < reading.host_ns
     assert not any(torch.equal(one[name], other[name]) for name in op.produced)

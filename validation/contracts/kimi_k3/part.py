@@ -50,7 +50,7 @@ def subgraph(architecture: Architecture, ops: Mapping[str, OpContract], name: st
     nodes = [graph.nodes[node] for node in place]
     if {"routing", "experts"} <= set(names):
         ops = {**ops, "experts": ops["experts"].with_all()}
-    members = list(_members(graph, nodes, ops))
+    members = list(members_of(graph, nodes, ops))
     routed = any(member.contract.op == "routing" and _decides(member, members) for member in members)
     return (RoutedPart if routed else Part)(name, graph, nodes, members, ops)
 
@@ -158,7 +158,7 @@ def _leaving(graph: OpGraph, nodes: Sequence[Node], node: Node) -> set[str]:
     return {tensor for tensor, value in node.writes.items() if value in read or value in graph.results}
 
 
-def _members(graph: OpGraph, nodes: Sequence[Node], ops: Mapping[str, OpContract]) -> Iterator[Member]:
+def members_of(graph: OpGraph, nodes: Sequence[Node], ops: Mapping[str, OpContract]) -> Iterator[Member]:
     counts = Counter(node.op for node in nodes)
     numbers: Counter[str] = Counter()
     aliases = []

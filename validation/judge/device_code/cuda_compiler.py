@@ -70,7 +70,8 @@ def compile_kernel(files: Mapping[str, str], variant: KernelVariant, target: int
         raise CudaError("compile.no_kernel", f"there is no file {variant.file!r}")
     directories, nvrtc, not_installed = _tools()
     options = [
-        f"-arch=sm_{target}a", "-std=c++17", "--ptxas-options=-v", *(f"-I{directory}" for directory in directories),
+        # Lines, for whoever has to say where: they change no instruction.
+        f"-arch=sm_{target}a", "-std=c++17", "-lineinfo", "--ptxas-options=-v", *(f"-I{directory}" for directory in directories),
         *(f"-D{name}={_macro(value)}" for name, value in sorted(variant.constexprs.items())),
     ]  # fmt: skip
     limit = variant.options.get("max_registers")

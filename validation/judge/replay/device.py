@@ -164,7 +164,7 @@ class Device:
     def _start(self) -> None:
         self._connection, theirs = socket.socketpair()
         arguments = theirs.fileno(), os.getpid(), self._driver, self._specification
-        code = f"from {__package__} import worker; worker.main(*{arguments!r})"
+        code = f"from {__package__} import serve; serve.main(*{arguments!r})"
         environment = _ENVIRONMENT | {name: os.environ[name] for name in _KEPT if name in os.environ}
         with theirs:
             self._said = sealed_memory(_SAID_BYTES, "fasttrack-worker-stderr")

@@ -78,6 +78,7 @@ class FakeDriver:
         self.graphs = 0
         self._next = _FIRST_ADDRESS
         self._streams: list[_Stream] = []
+        self._events: list[_Event] = []
         self._captured: list | None = None
         self._wide: set[int] = set()
         self._broken: DeviceError | None = None
@@ -159,7 +160,8 @@ class FakeDriver:
         return self._streams[-1]
 
     def event(self) -> _Event:
-        return _Event()
+        self._events.append(_Event())
+        return self._events[-1]
 
     def record(self, event: _Event, stream: _Stream) -> None:
         self._enqueue(stream, "record", event)
@@ -178,6 +180,8 @@ class FakeDriver:
         except DeviceError as error:
             self._broken = DeviceError(error.code, "cuCtxSynchronize")
             raise self._broken from error
+        for event in self._events:  # nothing is left that could wait for an earlier record
+            event.times = {version: at for version, at in event.times.items() if version == event.version}
 
     def begin_capture(self, stream: _Stream) -> None:
         self._captured = []

@@ -40,13 +40,21 @@ class Streams:
         self._driver = driver
         self.origin = driver.stream()
         self._named: dict[str, Handle] = {}
+        self._made: list[Handle] = []
         self._events: list[Handle] = []
         self._used = 0
 
     def __getitem__(self, name: str) -> Handle:
         if name not in self._named:
-            self._named[name] = self._driver.stream()
+            if len(self._named) == len(self._made):
+                self._made.append(self._driver.stream())
+            self._named[name] = self._made[len(self._named)]
         return self._named[name]
+
+    def rename(self) -> None:
+        """Another plan, with names of its own, uses the same streams: a worker that saw many names has no more of them
+        than one plan needs."""
+        self._named.clear()
 
     def follow(self, later: Handle, earlier: Handle) -> None:
         """What is enqueued on `later` from now on waits for everything on `earlier` so far."""

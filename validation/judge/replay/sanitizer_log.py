@@ -12,6 +12,7 @@ _PREFIX = "========="
 _SUMMARY = re.compile(r"(?:ERROR SUMMARY: (\d+) errors?|RACECHECK SUMMARY: \d+ hazards? displayed \((\d+) errors?, \d+ warnings?\))")
 # "at void k<int>(int *)+0x60 in k.cu:3", "Read access at k+0x10 in ...", "at 0x60 in k.cu:3:k(int *)" (older tools)
 _PLACE = re.compile(r"\bat (?P<name>[^\s+][^+]*?)\+0x[0-9a-f]+\b|\bat 0x[0-9a-f]+ in (?:\S*?:\d+:)?(?P<old>[^\s(]+)")
+_WHERE = re.compile(r"0x[0-9a-f]+(?: in [^\s:]+:\d+)?")
 _NOT_REPORTS = ("COMPUTE-SANITIZER", "ERROR SUMMARY", "RACECHECK SUMMARY", "LEAK SUMMARY", "Warning: ")
 _SHOWN = 200
 
@@ -23,6 +24,8 @@ class Finding:
     kernel: str | None
     message: str
     count: int
+    places: tuple[str, ...] = ()
+    """Where the first report says that it happened, two places for a race: "0x90 in k.cu:34", with the line if it is known."""
 
 
 @dataclass(frozen=True)
@@ -47,15 +50,19 @@ def read(text: str) -> Log:
         elif body.strip():
             reports.append([body.strip()])
     counts: dict[str | None, list] = {}
+    places: dict[str | None, tuple[str, ...]] = {}
     for first, *more in reports:
         if first.startswith(_NOT_REPORTS) or _SUMMARY.search(first):
             continue
         place = next((found for one in (first, *more) if (found := _kernel(one))), None)
         other = " ".join(one for one in more if one.startswith("and ") and _PLACE.search(one))  # racecheck's other access
         counts.setdefault(place, [_printable(f"{first} {other}".strip()), 0])[1] += 1
+        places.setdefault(place, tuple(at for one in (first, *more) if (at := _where(one))))
     errors = [int(found[1] or found[2] or 0) for report in reports if (found := _SUMMARY.search(report[0]))]
     return Log(
-        findings=tuple(Finding(kernel, message, count) for kernel, (message, count) in counts.items() if kernel),
+        findings=tuple(
+            Finding(kernel, message, count, places[kernel]) for kernel, (message, count) in counts.items() if kernel
+        ),
         errors=sum(errors) if errors else None,
         complaint=counts[None][0] if None in counts else "",
     )
@@ -68,6 +75,12 @@ def _kernel(line: str) -> str | None:
     whole = found["name"] or found["old"]
     words = re.sub(r"[(<].*", "", whole).split()  # without parameters, of either kind
     return _printable(words[-1] if words else whole)
+
+
+def _where(line: str) -> str | None:
+    """Offset in the kernel, and the line of its source where the code has lines."""
+    found = _PLACE.search(line) and _WHERE.search(line)
+    return _printable(found[0]) if found else None
 
 
 def _printable(text: str) -> str:

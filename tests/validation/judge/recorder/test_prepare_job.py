@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 from fasttrack_validation.judge.pack import KernelPack, ScratchBuffer
-from fasttrack_validation.judge.stages import _prepare_limits
+from fasttrack_validation.judge.prepare import _prepare_limits
 from fasttrack_validation.tensors import DType
 
 PREPARE = """

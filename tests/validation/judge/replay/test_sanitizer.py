@@ -84,6 +84,10 @@ def test_logs_as_the_documentation_has_them():
     assert found.errors == 3 and found.complaint == ""
     assert [(one.kernel, one.count) for one in found.findings] == [("unaligned_kernel", 2), ("out_of_bounds_function", 1)]
     assert found.findings[0].message == "Invalid __global__ write of size 4 bytes"
+    assert found.findings[0].places == ("0x60 in memcheck_demo.cu:34",)
+    assert sanitizer_log.read(INITCHECK).findings[0].places == ("0x70",)
+    assert sanitizer_log.read(SYNCCHECK).findings[0].places == ("0x2c8 in divergent.cu:20",)
+    assert sanitizer_log.read(RACECHECK).findings[0].places == ("0x90 in block_error.cu:34", "0x140")
     (race,) = sanitizer_log.read(RACECHECK).findings
     assert (race.kernel, race.count) == ("half", 1)  # a warning is no finding
     assert race.message == (

@@ -1,5 +1,6 @@
 """The worker's commands in this process, on the fake device: what is malformed, what is packed, what is given back."""
 
+import json
 import os
 import socket
 import struct
@@ -13,7 +14,7 @@ from fasttrack_validation.judge.device_code.records import TensorMapLayout
 from fasttrack_validation.judge.pack import (
     BufferArgument, Launch, PeerTableArgument, ScalarArgument, TensorMapArgument,
 )  # fmt: skip
-from fasttrack_validation.judge.replay import arguments, transport, worker
+from fasttrack_validation.judge.replay import arguments, serve, transport, worker
 from fasttrack_validation.judge.replay.driver import TensorMap
 from fasttrack_validation.judge.replay.fake import FakeDriver, read_tensor_map
 from fasttrack_validation.judge.replay.kernels import drawn, host_digest
@@ -45,19 +46,20 @@ def memory():
 def send(driver):
     """send(command, blobs=(), memory=(), **request) -> answer of one worker."""
     made = worker.Worker(driver)
-    return lambda command, blobs=(), memory=(), **request: worker._answered(
+    return lambda command, blobs=(), memory=(), **request: serve.answered(
         made, {"command": command, **request}, blobs, memory
     )
 
 
-def load(send, text=CHAIN):
+def load(send, text=CHAIN, side="side"):
     plan = chain_pack(N)
+    text_of_plan = plan.model_dump_json().replace('"side"', f'"{side}"')
     codes, cubins = [], []
     for key, kernel in plan.kernels.items():
         code = device_code(text, kernel.function)
         codes.append({"key": key, **code.model_dump(mode="json", exclude={"cubin"})})
         cubins.append(code.cubin)
-    return send("load", cubins, pack=plan.model_dump(mode="json"), codes=codes)
+    return send("load", cubins, pack=json.loads(text_of_plan), codes=codes)
 
 
 def slot(send, memory, **changes):
@@ -78,6 +80,17 @@ def test_a_plan_runs_and_everything_is_given_back(send, driver, memory):
     assert send("release") == {"ok": {}}
     assert (set(driver.memory), driver.graphs, driver.modules) == (held, 0, 1)
     assert send("replay")["error"]["kind"] == "command"
+
+
+def test_a_worker_that_saw_many_plans_holds_no_more_than_one_needs(send, driver, memory):
+    held = []
+    for number in range(4):
+        load(send, side=f"side {number}")
+        send("slot", memory=[memory], slot=0, size=SIZE, regions=REGIONS, seed=1)
+        assert "ok" in send("run", slots=[0], graph=True) and "ok" in send("run", slots=[0])
+        assert "ok" in send("release")
+        held.append((len(driver._streams), len(driver._events), sum(len(event.times) for event in driver._events)))
+    assert set(held) == {held[0]} and held[0][0] == 3  # the origin's, and one each for main and side
 
 
 def test_scratch_is_noise_that_changes_and_is_not_part_of_a_digest(send, driver, memory):
@@ -130,7 +143,7 @@ def test_a_malformed_command_is_answered_and_changes_nothing(send, memory, case)
 def test_bytes_that_are_no_frame_end_the_worker():
     ours, theirs = socket.socketpair()
     with ours:
-        thread = threading.Thread(target=worker._serve, args=(theirs, None))
+        thread = threading.Thread(target=serve.serve, args=(theirs, None))
         thread.start()
         ours.sendall(struct.pack(">Q", 5) + b"hello")
         assert transport.receive(ours)[0]["error"]["code"] == "frame"

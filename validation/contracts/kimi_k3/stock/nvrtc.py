@@ -1,7 +1,8 @@
-"""CUDA C++ from a string to a launch on torch's stream: compiled for the card at hand, nothing cached on disk."""
+"""CUDA C++ from a string to a launch on torch's stream: compiled for the card at hand, once a process."""
 
 import ctypes
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -18,7 +19,7 @@ class Module:
         major, minor = torch.cuda.get_device_capability()
         options = [f"-arch=sm_{major}{minor}", "-std=c++17", *(f"-D{k}={_literal(v)}" for k, v in constants.items())]
         torch.cuda.current_stream()  # Makes torch's context the current one.
-        self._module = checked(driver.cuModuleLoadData(_compile(path, options)))
+        self._module = checked(driver.cuModuleLoadData(_compile(path, tuple(options))))
 
     def kernel(self, name: str) -> "Kernel":
         """The kernel called `name`."""
@@ -43,7 +44,8 @@ def _literal(value: int | float) -> str:
     return f"{float(value)!r}f" if isinstance(value, float) else str(value)
 
 
-def _compile(path: Path, options: Sequence[str]) -> bytes:
+@cache
+def _compile(path: Path, options: tuple[str, ...]) -> bytes:
     program = checked(nvrtc.nvrtcCreateProgram(path.read_bytes(), path.name.encode(), 0, [], []))
     status = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])[0]
     if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:

@@ -1,0 +1,166 @@
+"""The performance grid of a model directory: what is kept of it, what of that is stale, and keeping what is new."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from fnmatch import fnmatchcase
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import ValidationError
+
+from fasttrack_validation.contracts.subgraph import SEPARATOR
+from fasttrack_validation.errors import UserError
+from fasttrack_validation.performance import harness
+from fasttrack_validation.performance.records import Failed, Measured, NotRun, Record, Subject
+from fasttrack_validation.records import canonical_json, digest_files, sha256
+
+from . import storage
+from .model_dir import ModelDirectory
+
+if TYPE_CHECKING:
+    from fasttrack_validation.contracts import ModelContract
+    from fasttrack_validation.contracts.grid import CellSpec
+
+DIRECTORY = "evidence/grid"
+
+
+class Standing(StrEnum):
+    """What is known of a cell."""
+
+    MEASURED = "measured"
+    FAILED = "failed"
+    STALE = "stale"
+    """Kept figures are about other sources"""
+    MISSING = "missing"
+    """Nothing is kept"""
+    EXCLUDED = "excluded"
+    """Cannot be run whatever the machine"""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell of the grid as the model directory has it."""
+
+    spec: "CellSpec"
+    standing: Standing
+    record: Record | None
+    reason: str
+    """Why there is no figure; empty where there is one"""
+
+    @property
+    def outcome(self) -> Measured | Failed | NotRun:
+        """What may be shown: a stale figure is none."""
+        if self.standing in (Standing.MEASURED, Standing.FAILED):
+            return self.record.outcome
+        return NotRun(reason=self.reason)
+
+
+class Grid:
+    """The grid of `directory` on one kind of hardware."""
+
+    def __init__(self, directory: ModelDirectory, contract: "ModelContract", hardware: str) -> None:
+        from fasttrack_validation.performance.hardware import profile
+
+        self.hardware = profile(hardware).name
+        self._directory, self._contract = directory, contract
+        claims = [claim for claim in directory.manifest.envelope if claim.hardware == hardware]
+        if not claims:
+            known = sorted({claim.hardware for claim in directory.manifest.envelope})
+            raise UserError(f"{directory.path.name} claims nothing for {hardware!r}", f"it claims {', '.join(known)}")
+        self._widths = {claim.tp: claim.verify_width for claim in claims}
+        self.directory_path = directory.path
+        self._harness = harness.digest(contract.model)
+
+    def cells(self, patterns: Sequence[str] = ()) -> tuple[Cell, ...]:
+        """All cells whose names match one of `patterns`. Raises UserError where a pattern matches none."""
+        specs = self._contract.grid.cells(self.hardware)
+        for pattern in patterns:
+            if not any(fnmatchcase(spec.key, pattern) for spec in specs):
+                raise UserError(
+                    f"no cell is called {pattern!r}", f"cells are called {specs[0].key}, ..., {specs[-1].key}"
+                )
+        chosen = (spec for spec in specs if not patterns or any(fnmatchcase(spec.key, p) for p in patterns))
+        return tuple(self._cell(spec) for spec in chosen)
+
+    def _cell(self, spec: "CellSpec") -> Cell:
+        width = self._widths.get(spec.tp)
+        why = f"nothing is claimed for TP {spec.tp}" if width is None else self._contract.grid.excluded(spec, width)
+        if why:
+            return Cell(spec, Standing.EXCLUDED, None, why)
+        record = self._read(spec)
+        if record is None:
+            return Cell(spec, Standing.MISSING, None, "nothing is kept: run `fasttrack grid run` on such a machine")
+        if stale := self._stale(record):
+            return Cell(spec, Standing.STALE, record, f"what is kept is about other sources ({stale})")
+        failed = isinstance(record.outcome, Failed)
+        return Cell(
+            spec, Standing.FAILED if failed else Standing.MEASURED, record, record.outcome.reason if failed else ""
+        )
+
+    def _stale(self, record: Record) -> str:
+        now, then = self.subject(record.spec).model_dump(), record.subject.model_dump()
+        return ", ".join(name for name in now if now[name] != then[name])
+
+    def subject(self, spec: "CellSpec") -> Subject:
+        """Digests of all that a cell's figures are about."""
+        return self._subject(self._contract.grid.ops(spec), spec.tp, spec.rows)
+
+    @cache  # noqa: B019 - a grid lives as long as a command
+    def _subject(self, ops: tuple[str, ...], tp: int, rows: int) -> Subject:
+        manifest = self._directory.manifest
+        fused = [op for op in manifest.ops if SEPARATOR in op and set(op.split(SEPARATOR)) <= set(ops)]
+        chosen = {}
+        for op in (*ops, *fused):
+            entry = self._directory.table(op).at(self.hardware, tp, rows)
+            chosen[op] = [entry.kernel, entry.config] if entry else None
+        kernels = {name: text for op in (*ops, *fused) for name, text in self._directory.sources(op).items()}
+        return Subject(
+            decode=digest_files(self._directory.decode_sources()),
+            kernels=digest_files({name: text.encode() for name, text in kernels.items()}),
+            dispatch=sha256(canonical_json(chosen).encode()),
+            contract=sha256(canonical_json({op: self._contract.digest(op) for op in ops}).encode()),
+            harness=self._harness,
+        )
+
+    def keep(self, record: Record) -> Path:
+        """Writes a record into the model directory, in full or not at all."""
+        path = self._path(record.spec)
+        storage.write_file(path, (record.model_dump_json(indent=1) + "\n").encode())
+        return path
+
+    def _path(self, spec: "CellSpec") -> Path:
+        return self._directory.path / DIRECTORY / self.hardware / f"{spec.key}.json"
+
+    def _read(self, spec: "CellSpec") -> Record | None:
+        path = self._path(spec)
+        try:
+            record = Record.model_validate_json(path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except (OSError, ValidationError) as error:
+            raise UserError(
+                f"cannot read {path}: {str(error).splitlines()[0]}", "restore it from git, or delete it and run again"
+            ) from error
+        if (record.spec, record.hardware) != (spec, self.hardware):
+            raise UserError(f"{path} is about {record.hardware} {record.spec.key}", "restore it from git, or delete it")
+        return record
+
+
+def summary(outcomes: Iterable[Measured | Failed | NotRun]) -> Mapping[str, float | int]:
+    """Counts, and of the ratios the best, the worst and the geometric mean: none of them stands alone."""
+    from math import exp, log
+
+    found = list(outcomes)
+    ratios = [outcome.comparison.ratio for outcome in found if isinstance(outcome, Measured)]
+    counts: dict[str, float | int] = {
+        "measured": len(ratios), "failed": sum(isinstance(outcome, Failed) for outcome in found),
+        "not_run": sum(isinstance(outcome, NotRun) for outcome in found),
+    }  # fmt: skip
+    if ratios:
+        counts |= {
+            "worst": min(ratios), "best": max(ratios),
+            "geometric_mean": exp(sum(map(log, ratios)) / len(ratios)),
+        }  # fmt: skip
+    return counts

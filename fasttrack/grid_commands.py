@@ -1,0 +1,103 @@
+"""The commands under `fasttrack grid`."""
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+import typer
+
+from fasttrack_validation.performance.records import Failed, Measured, NotRun, Record
+
+from . import grid, grid_text, model_dir, services
+from .grid import Cell, Grid, Standing
+from .voice import Voice
+
+Outcome = Measured | Failed | NotRun
+
+
+def plan(model: str, hardware: str, patterns: Sequence[str], *, as_json: bool) -> None:
+    """Lists cells with what is known of each."""
+    cells = _grid(model, hardware).cells(patterns)
+    if as_json:
+        shown = [{"cell": c.spec.key, "standing": c.standing, "reason": c.reason} for c in cells]
+        print(json.dumps({"model": model, "hardware": hardware, "cells": shown}))
+        return
+    print("\n".join(grid_text.plan(cells)))
+
+
+def run(
+    model: str, hardware: str, patterns: Sequence[str], *, fresh: bool, quads: int, as_json: bool
+) -> NoReturn:
+    """Measures the cells that have no fresh figure. Exit: 0 all measured, 1 one failed, 3 one did not run."""
+    one, voice = _grid(model, hardware), Voice(quiet=as_json)
+    cells = one.cells(patterns)
+    todo = [c for c in cells if c.standing is not Standing.EXCLUDED and (fresh or c.standing is not Standing.MEASURED)]
+    done: dict[str, Outcome] = {c.spec.key: c.outcome for c in cells}
+    voice.say(f"{len(cells)} cells: {len(cells) - len(todo)} kept or excluded, {len(todo)} to run")
+    if todo:
+        done |= _measure(model, one, todo, voice, quads)
+    if as_json:
+        outcomes = {key: outcome.model_dump(mode="json") for key, outcome in done.items()}
+        print(json.dumps({"model": model, "hardware": hardware, "cells": outcomes}))
+    else:
+        print("\n".join(grid_text.ran([(c, done[c.spec.key]) for c in cells])))
+    wanted = [done[c.spec.key] for c in cells if c.standing is not Standing.EXCLUDED]
+    if any(isinstance(outcome, Failed) for outcome in wanted):
+        raise typer.Exit(1)
+    raise typer.Exit(3 if any(isinstance(outcome, NotRun) for outcome in wanted) else 0 if wanted else 4)
+
+
+def show(model: str, hardware: str, patterns: Sequence[str], *, plot: Path | None, as_json: bool) -> None:
+    """Prints the grid from what is kept."""
+    cells = _grid(model, hardware).cells(patterns)
+    if plot is not None:
+        from . import grid_plot
+
+        grid_plot.draw(cells, f"{model} on {hardware}", plot)
+    if as_json:
+        shown = [
+            {"cell": c.spec.key, "standing": c.standing, "outcome": c.outcome.model_dump(mode="json"),
+             "machine": c.record.machine if c.record and c.standing is Standing.MEASURED else None}
+            for c in cells
+        ]  # fmt: skip
+        totals = grid.summary(c.outcome for c in cells)
+        print(json.dumps({"model": model, "hardware": hardware, "summary": totals, "cells": shown}))
+        return
+    print("\n".join(grid_text.shown(cells)))
+    if plot is not None:
+        print(f"drawn: {plot}")
+
+
+def _grid(model: str, hardware: str) -> Grid:
+    directory = model_dir.load(model)
+    return Grid(directory, services.contract(directory.manifest.model.contract), hardware)
+
+
+def _measure(model: str, one: Grid, cells: Sequence[Cell], voice: Voice, quads: int) -> dict[str, Outcome]:
+    """Runs cell after cell, keeping each as soon as it is known."""
+    done: dict[str, Outcome] = {}
+
+    def say(line: str) -> None:
+        if not voice.quiet and sys.stderr.isatty():
+            print(f"    {line}", file=sys.stderr, flush=True)
+
+    contract = services.contract(model_dir.load(model).manifest.model.contract)
+    if why := services.no_grid_card(one.hardware):
+        return {cell.spec.key: NotRun(reason=why) for cell in cells}
+    with services.grid_runner(contract, one.directory_path, one.hardware, quads, say) as runner:
+        for number, cell in enumerate(cells, 1):
+            voice.say(f"[{number}/{len(cells)}] {cell.spec.title}")
+            done[cell.spec.key] = outcome = runner.run(cell.spec)
+            if not isinstance(outcome, NotRun):
+                one.keep(
+                    Record(
+                        spec=cell.spec, hardware=one.hardware, scope=contract.grid.shard(cell.spec, one.hardware).scope,
+                        subject=one.subject(cell.spec), machine=runner.machine, outcome=outcome,
+                    )
+                )  # fmt: skip
+            voice.say("    " + grid_text.line(outcome))
+    return done
+
+

@@ -1,0 +1,93 @@
+"""The performance grid as lines of text."""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from fasttrack_validation.performance.records import Failed, Measured, NotRun
+
+from . import grid
+from .grid import Cell
+
+_HEADER = (
+    f"{'cell':<26} {'stock us':>9} {'fast us':>9} {'ratio':>6}  {'interval':<13} {'x floor':>7} {'floor':>7} "
+    f"{'physical':>8} {'launches':>9}  rows"
+)
+
+
+def plan(cells: Sequence[Cell]) -> Iterator[str]:
+    """A line for each cell: its name, what is known of it, and why nothing more."""
+    for cell in cells:
+        yield f"{cell.spec.key:<26} {cell.standing:<9} {_short(cell.reason)}".rstrip()
+
+
+def line(outcome: Measured | Failed | NotRun) -> str:
+    """One outcome on one line."""
+    match outcome:
+        case Failed():
+            return f"failed ({outcome.stage}): {_short(outcome.reason)}"
+        case NotRun():
+            return f"not run: {_short(outcome.reason)}"
+    c = outcome.comparison
+    return (
+        f"stock {outcome.stock.microseconds.median:.1f} us, "
+        f"specialised {outcome.specialised.microseconds.median:.1f} us, "
+        f"ratio {c.ratio:.2f} ({c.low:.2f} to {c.high:.2f}), {c.standing}"
+    )
+
+
+def ran(outcomes: Sequence[tuple[Cell, Measured | Failed | NotRun]]) -> Iterator[str]:
+    """What a run left, cells without a figure gathered by their reasons."""
+    yield from _table((cell, outcome) for cell, outcome in outcomes)
+
+
+def shown(cells: Sequence[Cell]) -> Iterator[str]:
+    """The whole grid with the conditions that all its figures share, and how they spread."""
+    yield from _table((cell, cell.outcome) for cell in cells)
+    measured = [cell for cell in cells if isinstance(cell.outcome, Measured)]
+    if not measured:
+        return
+    totals = grid.summary(cell.outcome for cell in cells)
+    yield ""
+    yield (
+        f"ratio stock over specialised: worst {totals['worst']:.2f}, geometric mean {totals['geometric_mean']:.2f}, "
+        f"best {totals['best']:.2f} of {totals['measured']} cells; {totals['not_run']} not run, "
+        f"{totals['failed']} failed"
+    )
+    yield from dict.fromkeys(f"scope: {cell.record.scope}" for cell in measured)
+    yield from dict.fromkeys(
+        "machine: " + ", ".join(f"{name} {value}" for name, value in cell.record.machine.items()) for cell in measured
+    )
+    clocks = [cell.outcome.conditions for cell in measured]
+    lowest = [c.sm_mhz_lowest for c in clocks if c.sm_mhz_lowest is not None]
+    if lowest:
+        reasons = sorted({name for c in clocks for name in c.throttles})
+        yield f"SM clock {min(lowest)} MHz at the lowest; throttling: {', '.join(reasons) or 'none seen'}"
+    else:
+        yield f"clocks: {clocks[0].unavailable}"
+
+
+def _table(outcomes: Iterable[tuple[Cell, Measured | Failed | NotRun]]) -> Iterator[str]:
+    without: dict[str, list[str]] = {}
+    begun = False
+    for cell, outcome in outcomes:
+        if not isinstance(outcome, Measured):
+            without.setdefault(line(outcome), []).append(cell.spec.key)
+            continue
+        if not begun:
+            yield _HEADER
+            begun = True
+        c, fast = outcome.comparison, outcome.specialised
+        yield (
+            f"{cell.spec.key:<26} {outcome.stock.microseconds.median:>9.1f} {fast.microseconds.median:>9.1f} "
+            f"{c.ratio:>6.2f}  "
+            f"{f'{c.low:.2f}-{c.high:.2f}':<13} {fast.microseconds.median / outcome.target_floor_us:>7.2f} "
+            f"{outcome.target_floor_us:>7.1f} {outcome.physical_floor_us:>8.1f} "
+            f"{f'{outcome.stock.launches}/{fast.launches}':>9}  {len(outcome.examined_rows)} examined"
+        )
+    for why, keys in without.items():
+        yield f"{why}"
+        yield f"    {len(keys)}: {', '.join(keys)}"
+
+
+def _short(reason: str) -> str:
+    """The first line of a reason."""
+    return reason.splitlines()[0] if reason else ""

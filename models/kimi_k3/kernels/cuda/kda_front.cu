@@ -1,0 +1,313 @@
+// A KDA layer from its first mix to what enters the mixture of experts, in one launch: kda_front.py says what that is.
+//
+// One block a multiprocessor stays for the whole launch. One thread of each streams the block's weights, all three
+// matrices in a row, through a ring of SLOTS x 16 KiB; 16 warps compute:
+//
+//     first mix | in-projection | KDA step | output projection | second mix | front
+//
+// with a grid barrier at each bar, behind which other blocks' results are read. A row is mixed by seven blocks first,
+// by one the second time; a single row by every block for itself then, which saves the last barrier. Three warps add
+// up, beside all this, what the output projection's result will be added to.
+#include "block.cuh"
+#include "grid_barrier.cuh"
+#include "kda_step.cuh"
+#include "row_mix.cuh"
+#include "split_product.cuh"
+#include "weight_ring.cuh"
+
+constexpr int kProjected = (4 * kChannels + kGateRank + HEADS + 15) / 16 * 16;
+constexpr int kFront = ROUTER + LATENT + 2 * SHARED;
+constexpr int kRowsAtOnce = 8;
+constexpr int kPhases = 5;
+// Places in `cells`, behind the barrier's: flags of the blocks, 32 bits each; mail of the rows' first mixes.
+constexpr int kFlags = 16, kMail = 16 + 80;
+// Registers move from the producer's group of warps to the consumers, who hold activations in them: of 96 for each of
+// 640 threads, 32 and 112. A launch with another number of threads would wait for registers for ever.
+constexpr int kThreads = kConsumers + 128;
+constexpr int kHelpers = 96;
+
+using InProjection = SplitProduct<kProjected, kHidden, 1, BLOCKS>;
+using OutProjection = SplitProduct<kHidden, kChannels, 2, BLOCKS>;
+using Front = SplitProduct<kFront, kHidden, 1, BLOCKS>;
+using Ring = WeightRing<SLOTS, kUnitBytes, WINDOW>;
+
+constexpr int kScratchFloats = 4096;
+constexpr int kShared = SLOTS * kUnitBytes + 4 * kScratchFloats + Ring::kBarrierBytes + 16;
+static_assert(kShared == SHARED_BYTES, "the launch asks for what the kernel uses");
+
+#ifdef STAMPS
+#define STAMP(i) if (threadIdx.x == 0) stamps[blockIdx.x * 16 + (i)] = stamp()
+__device__ __forceinline__ long long stamp() {
+    long long now;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+    return now;
+}
+#else
+#define STAMP(i)
+#endif
+
+__device__ __forceinline__ float situ(float gate, float up) {
+    return SITU_BETA * tanhf(gate / SITU_BETA) * sigmoid(gate) * SITU_LINEAR_BETA * tanhf(up / SITU_LINEAR_BETA);
+}
+
+// The other ranks' shares in rank order and the residual, two columns a thread, by `count` threads from `first` on.
+__device__ __forceinline__ void add_others(
+    const __nv_bfloat16* peers, int peer_count, int peer_stride, int peer_row_stride, const __nv_bfloat16* residual,
+    int residual_stride, int rows, float* others, int first, int count) {
+    for (int i = first; i < rows * kHidden / 2; i += count) {
+        const int row = i / (kHidden / 2), column = i % (kHidden / 2) * 2;
+        const __nv_bfloat16* from = peers + static_cast<size_t>(row) * peer_row_stride + column;
+        float2 sum = {0, 0};
+#pragma unroll 4
+        for (int peer = 0; peer < peer_count; ++peer) {
+            const __nv_bfloat16* at = from + static_cast<size_t>(peer) * peer_stride;
+            const uint32_t pair = __ldg(reinterpret_cast<const uint32_t*>(at));
+            sum.x += __uint_as_float(pair << 16), sum.y += __uint_as_float(pair & 0xffff0000u);
+        }
+        if (residual) {
+            const __nv_bfloat16* at = residual + static_cast<size_t>(row) * residual_stride + column;
+            const uint32_t pair = __ldg(reinterpret_cast<const uint32_t*>(at));
+            sum.x += __uint_as_float(pair << 16), sum.y += __uint_as_float(pair & 0xffff0000u);
+        }
+        *reinterpret_cast<float2*>(others + row * kHidden + column) = sum;
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, 1) kda_front(
+    // rows
+    const __nv_bfloat16* stream, const __nv_bfloat16* banks, const int* slots, const __nv_bfloat16* peers,
+    int rows, int bank_count, int peer_count, bool restart,
+    int stream_stride, int bank_stride, int bank_row_stride, int slots_stride, int peer_stride, int peer_row_stride,
+    // weights
+    const float* queries, const __nv_bfloat16* out_norm_1, const __nv_bfloat16* out_norm_2,
+    const __nv_bfloat16* in_proj, const __nv_bfloat16* o_proj, const __nv_bfloat16* front,
+    const __nv_bfloat16* f_b, const float* conv_weight, const float* rate, const float* dt_bias,
+    const __nv_bfloat16* o_norm,
+    // state
+    __nv_bfloat16* conv_state, float* recurrent_state, int conv_page_stride, int state_page_stride,
+    // results
+    __nv_bfloat16* partial, __nv_bfloat16* stream_out, float* logits, __nv_bfloat16* latent, __nv_bfloat16* shared,
+    // scratch
+    __nv_bfloat16* normed, float* projected, float* gated, float* squares, float* own, float* others, float* bank_sums,
+    float* bank_scalars, float* mix_squares, float* tails, long long* cells
+#ifdef STAMPS
+    , long long* stamps
+#endif
+) {
+    extern __shared__ __align__(1024) unsigned char memory[];
+    float* scratch = reinterpret_cast<float*>(memory + SLOTS * kUnitBytes);
+    uint32_t* shared_epoch = reinterpret_cast<uint32_t*>(scratch + kScratchFloats);
+    Ring ring(memory, shared_epoch + 4);
+    const int thread = threadIdx.x, block = blockIdx.x;
+    volatile uint32_t* quiet = shared_epoch + 1;
+    if (thread == 0) ring.init(kWarps), *quiet = 0;
+    __syncthreads();
+    asm volatile("griddepcontrol.launch_dependents;");
+    if (thread >= kConsumers) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
+        if (thread == kConsumers) {
+            InProjection::produce(ring, in_proj, quiet);
+            OutProjection::produce(ring, o_proj, quiet);
+            Front::produce(ring, front, quiet);
+        } else if (thread >= kConsumers + 32) {
+            asm volatile("griddepcontrol.wait;" ::: "memory");
+            add_others(peers, peer_count, peer_stride, peer_row_stride, restart ? nullptr : stream, stream_stride, rows,
+                       others, block * kHelpers + thread - kConsumers - 32, BLOCKS * kHelpers);
+            asm volatile("bar.arrive 3, %0;" ::"n"(kConsumers + kHelpers) : "memory");
+        }
+        return;
+    }
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 112;");
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    STAMP(0);
+    FirstMix first(block);
+    const bool mixes_first = first.row < rows;
+    if (mixes_first)
+        first.load(stream + static_cast<size_t>(first.row) * stream_stride,
+                   banks + static_cast<size_t>(first.row) * bank_row_stride, bank_count, bank_stride, queries,
+                   out_norm_1);
+    const bool alone = rows == 1;
+    __nv_bfloat16* near = reinterpret_cast<__nv_bfloat16*>(scratch + 512);  // one row of the batch
+    GridBarrier barrier;
+    if (thread == 0) {
+        barrier.start(reinterpret_cast<unsigned long long*>(cells), BLOCKS, kPhases);
+        *shared_epoch = barrier.epoch();
+    }
+    const auto arrive = [&] {
+        sync_consumers();
+        if (thread == 0) *quiet = QUIET, barrier.arrive();
+    };
+    const auto wait = [&] {
+        if (thread == 0) barrier.wait(), *quiet = 0;
+        sync_consumers();
+    };
+    // The eight k of a chunk that this lane multiplies, of the batch row whose column of B it holds.
+    const int lane_row = InProjection::row_of_lane();
+    const auto read_normed = [&](uint4(&x)[InProjection::kChunks], const __nv_bfloat16* from) {
+        from += lane_row * kHidden + InProjection::k_of(0);
+#pragma unroll
+        for (int chunk = 0; chunk < InProjection::kChunks; ++chunk) x[chunk] = make_uint4(0, 0, 0, 0);
+        if (lane_row >= rows) return;
+#pragma unroll
+        for (int chunk = 0; chunk < InProjection::kChunks; ++chunk)
+            x[chunk] = *reinterpret_cast<const uint4*>(from + chunk * InProjection::kChunk);
+    };
+    const auto nothing = [](int, bool, bool) {};
+
+    // First mix.
+    if (mixes_first) {
+        sync_consumers();  // the epoch is there
+        unsigned long long* words = reinterpret_cast<unsigned long long*>(cells);
+        first.write(words + kMail + first.row * FirstMix::kMail, words + 1, *shared_epoch,
+                    normed + first.row * kHidden, mix_squares + first.row * FirstMix::kBlocks,
+                    BankSum{bank_sums + first.row * kHidden, bank_scalars + first.row * 2}, scratch);
+    }
+    STAMP(1);
+    arrive(), wait();
+    STAMP(2);
+
+    // In-projection.
+    {
+        uint4 x[InProjection::kChunks];
+        read_normed(x, normed);
+        const auto keep = [&](int column, int at, InProjection::Column parts, bool starts, bool) {
+            if (at < rows) projected[((starts ? 0 : kRowsAtOnce) + at) * kProjected + column] = parts.sum();
+        };
+        InProjection::consume(ring, x, scratch, nothing, keep);
+    }
+    STAMP(3);
+
+    // KDA step.
+    const KdaTensors tensors{f_b, conv_weight, rate, dt_bias, o_norm, slots, slots_stride, conv_state, recurrent_state,
+                             conv_page_stride, state_page_stride, gated, squares};
+    const bool steps = block < rows * HEADS * SPLIT;
+    KdaStep<SPLIT> kda(tensors, steps ? block : 0);
+    if (steps) kda.load_window();
+    arrive();
+    if (steps) kda.load();
+    wait();
+    STAMP(4);
+    if (steps) {
+        const int at = block / (HEADS * SPLIT);
+        const float* mine = projected + at * kProjected;
+        const float scale = FirstMix::scale(mix_squares + at * FirstMix::kBlocks);
+        kda.step([&](int column) {
+            float value = __ldcg(mine + column);
+            if (InProjection::halved(column)) value += __ldcg(mine + kRowsAtOnce * kProjected + column);
+            return value * scale;
+        }, scratch);
+    }
+    asm volatile("bar.sync 3, %0;" ::"n"(kConsumers + kHelpers) : "memory");
+    STAMP(5);
+    arrive(), wait();
+    STAMP(6);
+
+    // Output projection.
+    {
+        uint4 x[OutProjection::kChunks];
+        float* scales = scratch;  // [rows][h]
+        float values[OutProjection::kChunks][8];
+#pragma unroll
+        for (int chunk = 0; chunk < OutProjection::kChunks; ++chunk)
+            if (lane_row < rows) load_eight(gated + lane_row * kChannels + OutProjection::k_of(chunk), values[chunk]);
+        if (thread < rows * HEADS) {
+            float eight[8], sum = 0;
+            load_eight(squares + thread * kGroups, eight);
+#pragma unroll
+            for (int i = 0; i < kGroups; ++i) sum += eight[i];
+            scales[thread] = 1.f / sqrtf(sum / kHeadDim + OUTPUT_EPS);
+        }
+        sync_consumers();
+#pragma unroll
+        for (int chunk = 0; chunk < OutProjection::kChunks; ++chunk) {
+            x[chunk] = make_uint4(0, 0, 0, 0);
+            if (lane_row < rows) {
+                const float scale = scales[lane_row * HEADS + OutProjection::k_of(chunk) / kHeadDim];
+#pragma unroll
+                for (int i = 0; i < 8; ++i) values[chunk][i] *= scale;
+                x[chunk] = pack(values[chunk]);
+            }
+        }
+        sync_consumers();
+        const auto keep = [&](int column, int at, OutProjection::Column parts, bool starts, bool) {
+            if (at < rows) own[((starts ? 0 : kRowsAtOnce) + at) * kHidden + column] = parts.sum();
+        };
+        OutProjection::consume(ring, x, scratch, nothing, keep);
+    }
+    STAMP(7);
+
+    // Second mix.
+    const bool mixes = alone || block < rows;
+    const int row = alone ? 0 : block;
+    const BankSum kept{bank_sums + row * kHidden, bank_scalars + row * 2};
+    SecondMix second;
+    arrive();
+    if (mixes) second.load(kept, others + row * kHidden, queries + kHidden, out_norm_2);
+    wait();
+    STAMP(8);
+    if (mixes)
+        second.write(
+            [&](int column, float(&share)[8]) {
+                float rest[8] = {};
+                load_eight(own + row * kHidden + column, share);
+                if (OutProjection::halved(column)) load_eight(own + (kRowsAtOnce + row) * kHidden + column, rest);
+#pragma unroll
+                for (int i = 0; i < 8; ++i) share[i] += rest[i];
+            },
+            block == row, partial + row * kHidden, stream_out + row * kHidden,
+            alone ? near : normed + (kRowsAtOnce + row) * kHidden, scratch);
+    if (alone) {
+        sync_consumers();
+        if (thread == 0) barrier.skip(1);
+    } else {
+        arrive(), wait();
+    }
+    STAMP(9);
+
+    // Front. A tile that two blocks share is finished by the one that has its beginning, the last thing it does; the
+    // other one met it first.
+    {
+        uint4 x[Front::kChunks];
+        read_normed(x, alone ? near : normed + kRowsAtOnce * kHidden);
+        sync_consumers();  // `near` lies in the scratch of the product
+        const uint32_t epoch = *shared_epoch;
+        uint32_t* flags = reinterpret_cast<uint32_t*>(cells + kFlags);
+        float rest[2] = {0, 0};
+        Front::consume(
+            ring, x, scratch,
+            [&](int, bool starts, bool ends) {
+                rest[0] = rest[1] = 0;
+                if (!starts || ends || thread >= 128) return;
+                if (thread == 0) {
+                    uint32_t seen = 0;
+                    for (unsigned spin = 0; seen != epoch && spin < (1u << 18); ++spin)
+                        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];"
+                                     : "=r"(seen) : "l"(flags + block + 1) : "memory");
+                    if (seen != epoch) cells[1] = 1;
+                }
+                sync_first_128();
+                rest[0] = __ldcg(tails + (block + 1) * 128 + thread);
+                if (thread < 64) rest[1] = __ldcg(tails + (block + 1) * 128 + thread + 64);
+            },
+            [&](int line, int at, Front::Column parts, bool starts, bool) {
+                if (!starts) {
+                    tails[block * 128 + thread] = parts.sum();
+                    sync_first_128();
+                    if (thread == 0)
+                        asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(flags + block), "r"(epoch) : "memory");
+                    return;
+                }
+                if (at >= rows) return;
+                if (line < ROUTER) {
+                    logits[at * ROUTER + line] = parts.sum() + rest[0];
+                } else if (line < ROUTER + LATENT) {
+                    latent[at * LATENT + line - ROUTER] = __float2bfloat16(parts.sum() + rest[0]);
+                } else if (thread < 64) {  // eight rows of the gate, then the same eight of the up-projection
+                    const float gate = parts.sum() + rest[0], up = parts.sum(64) + rest[1];
+                    const int channel = (line - ROUTER - LATENT) / 16 * 8 + (thread >> 3);
+                    shared[at * SHARED + channel] = __float2bfloat16(situ(gate, up));
+                }
+            });
+    }
+    STAMP(10);
+}

@@ -1,0 +1,123 @@
+// A product x W^T over all blocks: W comes through the ring in units of 16 KiB, and every block owns the same number of
+// consecutive units, give or take one, wherever a row of W ends.
+//
+// A unit is TM groups of 16 rows of W by 512 / TM of k, in order of rows, then k. A warp multiplies 32 of k of one
+// group: two MMA steps, whose activations stay in its registers for all rows of W. A tile (TM groups, all of k) that
+// begins in one block may end in the next one; whoever reads it adds both parts. Which part a unit belongs to depends
+// on sizes alone, so a row of the batch gets the same bits whatever is beside it.
+#pragma once
+#include "block.cuh"
+#include "mma.cuh"
+#include "weight_ring.cuh"
+
+constexpr int kUnitBytes = 16384;
+
+template <int ROWS_OF_W, int K, int TM, int BLOCKS_>
+struct SplitProduct {
+    static constexpr int kGroups = TM;
+    static constexpr int kChunk = 512 / TM;             // k of a unit
+    static constexpr int kChunks = K / kChunk;          // units of a tile
+    static constexpr int kTiles = ROWS_OF_W / (16 * TM);
+    static constexpr int kUnits = kTiles * kChunks;
+    static constexpr int kSharers = kWarps / TM;        // warps that split the k of a group
+    static_assert(K % kChunk == 0 && ROWS_OF_W % (16 * TM) == 0, "units tile the weight");
+    static_assert(kUnits / BLOCKS_ >= kChunks - 1, "a tile has at most two parts");
+
+    __device__ static int begin(int block) { return block * kUnits / BLOCKS_; }
+    __device__ static int owner(int unit) { return ((unit + 1) * BLOCKS_ - 1) / kUnits; }
+
+    // Whether the row `row` of W is computed in two parts.
+    __device__ static bool halved(int row) {
+        const int first = row / (16 * TM) * kChunks;
+        return owner(first) != owner(first + kChunks - 1);
+    }
+
+    // Where in k the activations lie that this lane multiplies in units of chunk `chunk`: eight in a row.
+    __device__ static int k_of(int chunk) {
+        const int warp = threadIdx.x >> 5, quarter = threadIdx.x & 3;
+        return chunk * kChunk + warp % kSharers * 32 + quarter * 8;
+    }
+
+    // Which batch row these belong to.
+    __device__ static int row_of_lane() { return (threadIdx.x & 31) >> 2; }
+
+    template <class Ring>
+    __device__ static void produce(Ring& ring, const void* weight, const volatile uint32_t* quiet) {
+        const char* source = static_cast<const char*>(weight);
+        for (int unit = begin(blockIdx.x), end = begin(blockIdx.x + 1); unit < end; ++unit)
+            ring.push(source + static_cast<size_t>(unit) * kUnitBytes, *quiet);
+    }
+
+    // Calls finish(row of W, batch row, this block's sum, starts, ends) by 128 * TM threads for each tile:
+    // `starts` and `ends` say whether the sum covers the beginning and the end of k. Before the units of a tile, all
+    // consumers call prepare(tile, starts, ends).
+    // `x[c]`: eight bf16 at k_of(c). `scratch`: two buffers of 2048 floats.
+    template <class Ring, class Prepare, class Finish>
+    __device__ static void consume(
+        Ring& ring, const uint4 (&x)[kChunks], float* scratch, Prepare prepare, Finish finish) {
+        const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+        const uint32_t own = (warp * 64 + lane) * 16;
+        int turn = 0;
+        for (int unit = begin(blockIdx.x), end = begin(blockIdx.x + 1); unit < end;) {
+            const int tile = unit / kChunks, first = unit - tile * kChunks, last = min(kChunks, first + end - unit);
+            prepare(tile, first == 0, last == kChunks);
+            float even[4] = {0, 0, 0, 0}, odd[4] = {0, 0, 0, 0};
+            // Two units at a time where there are two: their loads wait together.
+#pragma unroll
+            for (int chunk = 0; chunk < kChunks; chunk += 2) {
+                const bool here = first <= chunk && chunk < last;
+                const bool next = chunk + 1 < kChunks && first <= chunk + 1 && chunk + 1 < last;
+                if (here && next) {
+                    const uint32_t slot = ring.front() + own, after = ring.second() + own;
+                    const uint4 one = load_shared(slot), two = load_shared(slot + 512);
+                    const uint4 three = load_shared(after), four = load_shared(after + 512);
+                    mma_bf16(even, one, x[chunk].x, x[chunk].y);
+                    mma_bf16(odd, two, x[chunk].z, x[chunk].w);
+                    mma_bf16(even, three, x[(chunk + 1) % kChunks].x, x[(chunk + 1) % kChunks].y);
+                    mma_bf16(odd, four, x[(chunk + 1) % kChunks].z, x[(chunk + 1) % kChunks].w);
+                    ring.pop();
+                    ring.pop();
+                } else {
+                    if (here) multiply(ring, own, x[chunk], even, odd);
+                    if (next) multiply(ring, own, x[(chunk + 1) % kChunks], even, odd);
+                }
+            }
+            float* parts = scratch + turn * 2048;
+            float2* mine = reinterpret_cast<float2*>(parts + warp * 128) + lane;
+            // W rows lane / 4 and 8 more, batch rows 2 (lane % 4) and the next one.
+            mine[0] = make_float2(even[0] + odd[0], even[1] + odd[1]);
+            mine[32] = make_float2(even[2] + odd[2], even[3] + odd[3]);
+            sync_consumers();
+            if (threadIdx.x < 128 * TM) {
+                const int group = threadIdx.x >> 7, cell = threadIdx.x & 127;
+                const float* column = parts + group * kSharers * 128;
+                finish((tile * TM + group) * 16 + (cell >> 3), cell & 7, Column{column, cell}, first == 0,
+                       last == kChunks);
+            }
+            turn ^= 1;
+            unit += last - first;
+        }
+    }
+
+    template <class Ring>
+    __device__ __forceinline__ static void multiply(
+        Ring& ring, uint32_t own, const uint4& x, float (&even)[4], float (&odd)[4]) {
+        const uint32_t slot = ring.front() + own;
+        const uint4 one = load_shared(slot), two = load_shared(slot + 512);
+        mma_bf16(even, one, x.x, x.y);
+        mma_bf16(odd, two, x.z, x.w);
+        ring.pop();
+    }
+
+    // The sum over the warps of one group, in order, for the cell (row of W within the group, batch row).
+    struct Column {
+        const float* parts;
+        int cell;
+        __device__ float sum(int beyond = 0) const {
+            float total = 0;
+#pragma unroll
+            for (int warp = 0; warp < kSharers; ++warp) total += parts[warp * 128 + cell + beyond];
+            return total;
+        }
+    };
+};

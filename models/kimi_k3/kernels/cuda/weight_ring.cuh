@@ -1,0 +1,109 @@
+// A ring of shared-memory slots through which one thread streams weights with bulk copies, ahead of everybody.
+//
+// Weights depend on nothing that is computed, so the producer never waits for a stage: it fills free slots in a fixed
+// order through all stages of the block, also while the block waits at a grid barrier. Every consumer warp reads its
+// part of each slot and releases it.
+//
+// At most AHEAD copies are on their way at a time. A few keep the memory busy; with all slots on their way, whatever
+// else the block asks memory for (a barrier's counter, activations) queues behind them for microseconds.
+#pragma once
+#include <stdint.h>
+
+__device__ __forceinline__ uint32_t shared_address(const void* pointer) {
+    return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+// A copy that never comes ends the launch with an error, after seconds, instead of hanging the device.
+__device__ __forceinline__ void wait_parity(uint32_t barrier, uint32_t parity) {
+    asm volatile(
+        "{\n.reg .pred done, over;\n.reg .u32 spin;\n"
+        "mov.u32 spin, 0;\n"
+        "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+        "@done bra out;\n"
+        "add.u32 spin, spin, 1;\n"
+        "setp.gt.u32 over, spin, 1048576;\n"
+        "@over trap;\n"
+        "bra again;\n"
+        "out:\n}"
+        ::"r"(barrier), "r"(parity) : "memory");
+}
+
+template <int COUNT, int BYTES, int AHEAD>
+class WeightRing {
+public:
+    static_assert(AHEAD < COUNT, "the window is part of the ring");
+    static constexpr int kBarrierBytes = 16 * COUNT;
+
+    // `slots`: COUNT * BYTES bytes, 128-byte aligned; `barriers`: kBarrierBytes.
+    __device__ WeightRing(void* slots, void* barriers)
+        : slots_(shared_address(slots)), full_(shared_address(barriers)), empty_(full_ + 8 * COUNT) {}
+
+    // By one thread, before a __syncthreads.
+    __device__ void init(int consumer_warps) const {
+        for (int slot = 0; slot < COUNT; ++slot) {
+            asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(full_ + 8 * slot) : "memory");
+            asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(empty_ + 8 * slot), "r"(consumer_warps)
+                         : "memory");
+        }
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+
+    // Producer: copies BYTES bytes from global memory into the next slot as soon as that is free. Weights are read
+    // once a step, so they leave the L2 first.
+    __device__ void push(const void* source, bool quiet) {
+        wait_parity(empty_ + 8 * slot_, phase_ ^ 1);
+        const uint32_t ahead = quiet ? 1 : AHEAD;
+        if (pushed_ >= ahead) {
+            const bool wraps = slot_ < ahead;
+            wait_parity(full_ + 8 * (wraps ? slot_ + COUNT - ahead : slot_ - ahead), wraps ? phase_ ^ 1 : phase_);
+        }
+        if (pushed_ < AHEAD) ++pushed_;
+        const uint32_t barrier = full_ + 8 * slot_;
+        uint64_t policy;
+        asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(BYTES) : "memory");
+        asm volatile(
+            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;"
+            ::"r"(slots_ + slot_ * BYTES), "l"(source), "r"(BYTES), "r"(barrier), "l"(policy) : "memory");
+        advance();
+    }
+
+    // Consumer: the shared-memory address of the next slot, once it is full.
+    __device__ uint32_t front() const {
+        wait_parity(full_ + 8 * slot_, phase_);
+        return slots_ + slot_ * BYTES;
+    }
+
+    // Consumer: the same of the slot behind it.
+    __device__ uint32_t second() const {
+        const bool wraps = slot_ + 1 == COUNT;
+        const uint32_t slot = wraps ? 0 : slot_ + 1;
+        wait_parity(full_ + 8 * slot, wraps ? phase_ ^ 1 : phase_);
+        return slots_ + slot * BYTES;
+    }
+
+    // Consumer warp: this warp has read its part of the slot.
+    __device__ void pop() {
+        __syncwarp();
+        if ((threadIdx.x & 31) == 0)
+            asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(empty_ + 8 * slot_) : "memory");
+        advance();
+    }
+
+private:
+    __device__ void advance() {
+        if (++slot_ == COUNT) {
+            slot_ = 0;
+            phase_ ^= 1;
+        }
+    }
+
+    uint32_t slots_, full_, empty_, slot_ = 0, phase_ = 0, pushed_ = 0;
+};
+
+__device__ __forceinline__ uint4 load_shared(uint32_t address) {
+    uint4 value;
+    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w) : "r"(address));
+    return value;
+}

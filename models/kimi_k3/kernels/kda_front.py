@@ -1,0 +1,144 @@
+"""A KDA layer from its first AttnRes mix to what enters the mixture of experts: six ops in one cooperative launch.
+
+Covers attn_res_norm, in_projection, kda_decode, o_proj_residual, attn_res_norm, front, and names buffers as the
+contract of that part of the op graph does.
+
+Read     attn_res_norm_1_stream, blocks, peers, slots; the weights, of which `prepare` repacks the three large ones; and
+         of each live row its pages of conv_state and recurrent_state.
+Written  partial, o_proj_residual_stream, logits, latent, shared; the two pages of each live row. Nothing else.
+Rounded  to bfloat16: the normed mixes and the attention output, as operands of the products; the gate projection
+         f_b f_a, because the published layer rounds it; what enters conv_state; the outputs but `logits`. The
+         projection, the stream between the mixes, gate and up stay float32, where the published modules leave bfloat16.
+
+Eight rows at once: more are served eight by eight, each launch reading the weights again. The kernel and what it waits
+for: cuda/kda_front.cu.
+"""
+
+import torch
+
+HIDDEN = 7168
+HEAD_DIM = 128
+GATE_RANK = 128
+GATE_LOWER_BOUND = -5.0
+L2_EPS = 1e-6
+OUTPUT_EPS = 1e-5
+NORM_EPS = 1e-5
+SITU_BETA = 4.0
+SITU_LINEAR_BETA = 25.0
+
+DEFAULT = {"slots": 13, "window": 2, "quiet": False, "pdl": False}
+"""A config: slots of the ring and how many of them may be on their way at a time; whether only one is while the block
+waits at a barrier; whether the launch is programmatic, and streams weights before the kernel in front has ended."""
+
+SOURCE = "kernels/cuda/kda_front.cu"
+ROWS_AT_ONCE = 8
+WARPS = 16
+# Registers move between groups of four warps. Of this one, a warp streams the weights, three add up peers' shares.
+PRODUCERS = 4
+UNIT_BYTES = 16384
+SCRATCH_BYTES = 16384
+MAX_BLOCKS = 160
+FIRST_FLAG = 16
+
+
+def scratch(axes, config):
+    """What stages hand to each other, for eight rows. Pairs: parts of a sum that two blocks share."""
+    heads, rows = axes["heads"], ROWS_AT_ONCE
+    channels = heads * HEAD_DIM
+    width = _rounded_up(4 * channels + GATE_RANK + heads)
+    return {
+        "normed": ((2, rows, HIDDEN), torch.bfloat16),
+        "projected": ((2, rows, width), torch.float32),
+        "gated": ((rows, channels), torch.float32),
+        "squares": ((rows, heads, 8), torch.float32),
+        "own": ((2, rows, HIDDEN), torch.float32),
+        "others": ((rows, HIDDEN), torch.float32),
+        "bank_sums": ((rows, HIDDEN), torch.float32),
+        "bank_scalars": ((rows, 2), torch.float32),
+        "mix_squares": ((rows, 7), torch.float32),
+        "tails": ((MAX_BLOCKS, 128), torch.float32),
+    }
+
+
+def persistent(axes, config):
+    """Arrivals at the grid barrier, the health word, 32-bit flags of the blocks, and mail among blocks of a row."""
+    return {"cells": ((FIRST_FLAG + MAX_BLOCKS // 2 + ROWS_AT_ONCE * 7 * 32,), torch.int64, 0, "epoch")}
+
+
+def prepare(ctx, static, axes, config):
+    """queries [2, 7168] fp32: key norm times query of either mix; rate [h] fp32: exp(a_log); weights in units."""
+    gate, up = static.shared_gate_up.chunk(2)
+    pairs = torch.cat([gate.unflatten(0, (-1, 8)), up.unflatten(0, (-1, 8))], 1).flatten(0, 1)
+    return {
+        "queries": torch.stack(
+            [
+                static.attn_res_norm_1_res_norm.float() * static.attn_res_norm_1_res_proj.float(),
+                static.attn_res_norm_2_res_norm.float() * static.attn_res_norm_2_res_proj.float(),
+            ]
+        ),
+        "rate": static.a_log.exp(),
+        "in_proj_units": units(static.in_proj, 1),
+        "o_proj_units": units(static.o_proj, 2),
+        "front_units": units(torch.cat([static.router, static.latent_down, pairs]), 1),
+    }
+
+
+def units(weight, groups):
+    """[N, K] bf16 as [N / (16 groups), 512 K / groups, 8192]: what one warp after the other multiplies, lane by lane.
+
+    A unit is `groups` times 16 rows by 512 / groups of k. Warp w has 32 of k: two MMA steps of 16, in which lane (g, q)
+    holds rows g and g + 8 and of k 8 q + 4 s to 8 q + 4 s + 3. So eight consecutive activations are a lane's operand of
+    both steps.
+    """
+    sharers = WARPS // groups
+    # tile, group, row half, g | chunk, sharer, q, step, register half, element
+    parts = weight.reshape(-1, groups, 2, 8, weight.shape[1] // (32 * sharers), sharers, 4, 2, 2, 2)
+    return parts.permute(0, 4, 1, 5, 7, 3, 6, 8, 2, 9).reshape(-1, UNIT_BYTES // 2).contiguous()
+
+
+def launch(ctx, buffers, axes, config):
+    """Enqueues one launch for every eight rows."""
+    blocks, heads, rows = ctx.hardware.multiprocessors, axes["heads"], axes["rows"]
+    slots = config["slots"]
+    shared_bytes = slots * (UNIT_BYTES + 16) + SCRATCH_BYTES + 16
+    constants = {
+        "BLOCKS": blocks, "SLOTS": slots, "WINDOW": config["window"], "QUIET": config["quiet"],
+        "SHARED_BYTES": shared_bytes, "HEADS": heads,
+        "ROUTER": buffers.logits.shape[1], "LATENT": buffers.latent.shape[1], "SHARED": buffers.shared.shape[1],
+        "NORM_EPS": NORM_EPS, "L2_EPS": L2_EPS, "OUTPUT_EPS": OUTPUT_EPS, "GATE_LOWER_BOUND": GATE_LOWER_BOUND,
+        "SITU_BETA": SITU_BETA, "SITU_LINEAR_BETA": SITU_LINEAR_BETA,
+    }  # fmt: skip
+    stream, slots_of = buffers.attn_res_norm_1_stream, buffers.slots
+    # In front of layer 0 nothing is banked; the kernel then reads none of the banks that it is given.
+    banks = getattr(buffers, "blocks", stream[None, :0])
+    for first in range(0, rows, ROWS_AT_ONCE):
+        here = slice(first, min(first + ROWS_AT_ONCE, rows))
+        count = here.stop - first
+        kernel = ctx.cuda(
+            SOURCE, "kda_front", threads=32 * (WARPS + PRODUCERS), cooperative=True, pdl=config["pdl"],
+            constants=constants | {"SPLIT": split(count * heads, blocks)},
+        )  # fmt: skip
+        kernel[(blocks,)](
+            stream[here], banks[:, here] if len(banks) else stream, slots_of[here], buffers.peers[:, here],
+            count, len(banks), len(buffers.peers), bool(axes["restart"]),
+            stream.stride(0), banks.stride(0), banks.stride(1), slots_of.stride(0), *buffers.peers.stride()[:2],
+            buffers.queries, buffers.attn_res_norm_1_out_norm, buffers.attn_res_norm_2_out_norm,
+            buffers.in_proj_units, buffers.o_proj_units, buffers.front_units,
+            buffers.f_b, buffers.conv_weight, buffers.rate, buffers.dt_bias, buffers.o_norm,
+            buffers.conv_state, buffers.recurrent_state,
+            buffers.conv_state.stride(0), buffers.recurrent_state.stride(0),
+            buffers.partial[here], buffers.o_proj_residual_stream[here], buffers.logits[here], buffers.latent[here],
+            buffers.shared[here],
+            buffers.normed, buffers.projected, buffers.gated, buffers.squares, buffers.own, buffers.others,
+            buffers.bank_sums, buffers.bank_scalars, buffers.mix_squares, buffers.tails, buffers.cells,
+            shared_bytes=shared_bytes,
+        )  # fmt: skip
+
+
+def split(heads_and_rows, blocks):
+    """Blocks that share the value rows of one head: as many as there are blocks for, eight at most."""
+    return next(parts for parts in (8, 4, 2, 1) if parts * heads_and_rows <= blocks or parts == 1)
+
+
+def _rounded_up(width):
+    return -(-width // 16) * 16

@@ -1,0 +1,302 @@
+"""The first half of a KDA layer as one launch: its packing, its plan, its machine code; on a GPU, what it computes."""
+
+import importlib.util
+import multiprocessing
+import shutil
+from importlib import import_module
+from importlib.resources import files
+from pathlib import Path
+from types import SimpleNamespace
+
+import cuda_on_cpu
+import pytest
+import torch
+from fasttrack_validation import contracts
+from fasttrack_validation.contracts.base import TensorRole, Workload
+from fasttrack_validation.contracts.kimi_k3.architecture import Architecture
+from fasttrack_validation.judge.pack import KernelPack
+from fasttrack_validation.judge.plan import validate
+from fasttrack_validation.numerics.calibrate import decide, measure
+from fasttrack_validation.tensors import torch_dtype
+
+PART = "attn_res_norm+in_projection+kda_decode+o_proj_residual+attn_res_norm+front"
+ROOT = files("fasttrack_models.kimi_k3")
+ENTRY = "kernels/kda_front.py"
+HARDWARE = {"name": "H200", "capability": 90, "multiprocessors": 132, "max_shared": 232448}
+
+kernel = import_module("fasttrack_models.kimi_k3.kernels.kda_front")
+CONFIG = kernel.DEFAULT
+
+
+def sources():
+    folders = (ROOT / "kernels", ROOT / "kernels" / "cuda")
+    paths = [path for folder in folders for path in folder.iterdir() if path.name.endswith((".cu", ".cuh"))]
+    return {ENTRY: (ROOT / ENTRY).read_text()} | {str(path.relative_to(ROOT)): path.read_text() for path in paths}
+
+
+@pytest.fixture(scope="module")
+def op():
+    return contracts.load("kimi_k3").op(PART)
+
+
+def workload(op, name, **axes):
+    found = next(w for w in op.workloads() if w.name == name)
+    return Workload(name=name, axes=found.axes | axes)
+
+
+# Packing
+
+
+@pytest.mark.parametrize(("groups", "n", "k"), [(1, 48, 1024), (2, 64, 768)])
+def test_units_hold_what_the_lanes_of_an_mma_multiply(groups, n, k):
+    """PTX's m16n8k16: lane 4 g + q has A rows g and g + 8 at k 2 q, 2 q + 1 (registers 0, 1) and 8 more (2, 3)."""
+    random = torch.Generator().manual_seed(n)
+    weight, x = (torch.randn(rows, k, generator=random).bfloat16() for rows in (n, 8))
+    chunk, sharers = 512 // groups, 16 // groups
+    units = kernel.units(weight, groups).view(n // (16 * groups), k // chunk, groups, sharers, 2, 8, 4, 4, 2).double()
+    # A lane's activations: eight consecutive ones for the two steps of its warp.
+    operands = x.double().view(8, k // chunk, sharers, 4, 2, 2, 2)  # row, chunk, warp, q, step, register, element
+    low = torch.einsum("tcmwsgqpe,ncwqspe->tmgn", units[..., [0, 2], :], operands)
+    high = torch.einsum("tcmwsgqpe,ncwqspe->tmgn", units[..., [1, 3], :], operands)
+    product = torch.stack([low, high], 2).reshape(n, 8)
+    torch.testing.assert_close(product, weight.double() @ x.double().T, rtol=1e-12, atol=1e-12)
+
+
+def test_gate_and_up_rows_of_a_channel_lie_eight_apart():
+    size, width = 16, 512
+    gate, up = torch.zeros(size, width), torch.ones(size, width)
+    static = SimpleNamespace(
+        shared_gate_up=torch.cat([gate, up]).bfloat16(), router=torch.zeros(16, width).bfloat16(),
+        latent_down=torch.zeros(16, width).bfloat16(), in_proj=torch.zeros(16, width).bfloat16(),
+        o_proj=torch.zeros(32, width).bfloat16(), a_log=torch.tensor([0.0, 1.0]),
+        **{
+            f"attn_res_norm_{mix}_{name}": torch.full((width,), 1.5).bfloat16()
+            for mix in (1, 2)
+            for name in ("res_norm", "res_proj")
+        },
+    )  # fmt: skip
+    made = kernel.prepare(None, static, {}, CONFIG)
+    # Tile, warp, step, lane, register (row g, row g + 8 in turn), element
+    tiles = made["front_units"].view(-1, 16, 2, 32, 4, 2)
+    assert (tiles[:2] == 0).all() and len(tiles) == 4
+    assert (tiles[2:, :, :, :, [0, 2]] == 0).all() and (tiles[2:, :, :, :, [1, 3]] == 1).all()
+    assert (made["queries"] == 2.25).all() and made["rate"].tolist() == pytest.approx([1, 2.718281828])
+
+
+def test_constants_are_those_of_the_published_model():
+    of = Architecture.from_config()
+    assert kernel.HIDDEN == of.hidden_size
+    assert (kernel.HEAD_DIM, kernel.GATE_RANK) == (of.kda.head_dim, of.kda.gate_rank)
+    assert (kernel.GATE_LOWER_BOUND, kernel.L2_EPS, kernel.OUTPUT_EPS, kernel.NORM_EPS) == (
+        of.kda.gate_lower_bound, of.eps.kda_l2, of.eps.kda_output, of.eps.backbone,
+    )  # fmt: skip
+    assert (kernel.SITU_BETA, kernel.SITU_LINEAR_BETA) == (of.situ.beta, of.situ.linear_beta)
+
+
+# The plan
+
+
+def _record(pipe, payload, directory):
+    from fasttrack_validation.judge.recorder import job
+
+    pipe.send(job.run(payload, (), directory))
+
+
+def recorded(op, at, directory):
+    tensors = [spec.model_dump(mode="json") for spec in op.tensors(at)]
+    candidate = {"op": PART, "entry": ENTRY, "files": sources(), "config": CONFIG}
+    payload = {
+        "candidate": candidate, "workloads": [{"name": at.name, "axes": at.axes, "tensors": tensors}],
+        "hardware": HARDWARE,
+    }  # fmt: skip
+    ours, theirs = multiprocessing.get_context("fork").Pipe()
+    child = multiprocessing.get_context("fork").Process(target=_record, args=(theirs, payload, directory))
+    child.start()
+    answer, _ = ours.recv()
+    child.join()
+    assert "rejected" not in answer, answer
+    return KernelPack.model_validate(answer["packs"][0])
+
+
+@pytest.fixture(scope="module")
+def packs(op, tmp_path_factory):
+    """A single row, and nine: two launches."""
+    pytest.importorskip("cuda.bindings.nvrtc", reason="CUDA C++ needs the extra fasttrack[cuda]")
+    return {
+        name: (at, recorded(op, at, tmp_path_factory.mktemp("record")))
+        for name, at in (("one", workload(op, "tp8-b1")), ("nine", nine(op)))
+    }
+
+
+def nine(op):
+    rows = {"rows": 9, "slots": 14, "attn_res_norm_1_block_stride": 9 * 7168, "peer_stride": 9 * 7168}
+    return workload(op, "tp16-b16", **rows, attn_res_norm_2_block_stride=9 * 7168)
+
+
+@pytest.mark.parametrize(("name", "launches"), [("one", 1), ("nine", 2)])
+def test_a_plan_is_one_cooperative_launch_for_every_eight_rows(op, packs, name, launches):
+    at, pack = packs[name]
+    functions = {ENTRY: {}} | {file: {} for file in sources() if file.endswith(".cu")}
+    assert validate(pack, op.tensors(at), functions) == ()
+    assert len(pack.launches) == launches
+    for launch in pack.launches:
+        variant = pack.kernels[launch.kernel]
+        assert launch.grid == (132, 1, 1) and variant.options["launch_cooperative_grid"]
+        assert variant.options["threads"] == 640, "with any other number setmaxnreg would wait for ever"
+        assert launch.shared_bytes <= HARDWARE["max_shared"]
+        assert launch.arguments["p4"].value == (1 if name == "one" or launch is pack.launches[1] else 8)
+    assert [pack.kernels[launch.kernel].constexprs["SPLIT"] for launch in pack.launches] == (
+        [8] if name == "one" else [2, 8]  # blocks that share the value rows of a head
+    )
+
+
+@pytest.mark.parametrize("target", [90, 103])
+@pytest.mark.parametrize("name", ["one", "nine"])
+def test_it_compiles_without_spills(packs, name, target):
+    from fasttrack_validation.judge.device_code import cuda_compiler, sass
+
+    _, pack = packs[name]
+    cuda = {file: text for file, text in sources().items() if not file.endswith(".py")}
+    for variant in pack.kernels.values():
+        made = cuda_compiler.compile_kernel(cuda, variant, target)
+        report = sass.ptxas_report(made.log)
+        assert report.spill_store_bytes == report.spill_load_bytes == report.stack_bytes == 0
+        assert report.registers == 96, "what 640 threads have before they move between warps"
+        assert "setmaxnreg.inc" in made.ptx and "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32" in made.ptx
+
+
+# What it computes
+
+
+class OnCpu:
+    """Launches on CPU tensors as if on nine multiprocessors, so that blocks share tiles; `edit` changes a source."""
+
+    def __init__(self, directory, edit=None, backwards=False):
+        self.hardware = SimpleNamespace(multiprocessors=9)
+        self._directory, self._backwards, self._texts = directory, backwards, sources()
+        if edit:
+            file, old, new = edit
+            assert self._texts[file].count(old) == 1
+            self._texts[file] = self._texts[file].replace(old, new)
+
+    def cuda(self, file, function, *, threads, constants, cooperative, pdl):
+        run = cuda_on_cpu.compiled(self._texts, file, constants, threads, self._directory)
+
+        class Launch:
+            def __getitem__(launch, grid):
+                return lambda *arguments, shared_bytes: run(
+                    *arguments, blocks=grid[0], shared_bytes=shared_bytes, backwards=self._backwards
+                )
+
+        return Launch()
+
+
+@pytest.fixture(scope="module")
+def exam(op):
+    """One row at TP 16: place, inputs, oracle, plain path."""
+    at = workload(op, "tp16-b1")
+    inputs = op.make_inputs(at, "typical", torch.seed() % 2**62)
+    return at, inputs, op.oracle(inputs, at), op.plain(inputs, at)
+
+
+def wrong(op, exam, made):
+    _, inputs, oracle, plain = exam
+    rulings = {tensor: ruling(op, inputs, tensor, oracle, plain, got) for tensor, got in made.items()}
+    return {tensor for tensor, found in rulings.items() if found.decision != "pass"}
+
+
+needs_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="a CPU runs CUDA C++ through g++")
+
+
+@pytest.mark.slow
+@needs_compiler
+def test_its_text_agrees_with_the_oracle_on_a_cpu(op, exam, tmp_path):
+    at, inputs, *_ = exam
+    made, buffers = run(op, at, inputs, OnCpu(tmp_path), "cpu")
+    assert wrong(op, exam, made) == set() and int(buffers.cells[1]) == 0
+    assert int(buffers.cells[0]) == 9 * 5, "nine blocks arrive at five phases"
+
+
+@pytest.mark.slow
+@needs_compiler
+@pytest.mark.parametrize(
+    ("edit", "seen", "unseen"),
+    [
+        # Rows of a product that two blocks share are read from the first of them alone. (The second mix hides it.)
+        (
+            ("kernels/cuda/split_product.cuh", "return owner(first) != owner(first + kChunks - 1);", "return false;"),
+            {"recurrent_state", "conv_state", "partial", "o_proj_residual_stream"},
+            set(),
+        ),
+        # The front's shared rows are finished without what the next block has of them.
+        (
+            ("kernels/cuda/kda_front.cu", "rest[0] = __ldcg(tails + (block + 1) * 128 + thread);", ""),
+            {"logits", "latent"},
+            {"recurrent_state", "conv_state", "partial", "o_proj_residual_stream"},
+        ),
+    ],
+    ids=["projections", "front"],
+)
+def test_a_planted_fault_is_seen_on_a_cpu(op, exam, tmp_path, edit, seen, unseen):
+    at, inputs, *_ = exam
+    made, _ = run(op, at, inputs, OnCpu(tmp_path, edit), "cpu")
+    found = wrong(op, exam, made)
+    assert seen <= found and not unseen & found
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["tp8-b1", "tp8-b4", "tp16-b8", "tp16-b16"])
+def test_it_agrees_with_the_oracle_and_with_itself(op, name):
+    """The contract's comparison; the same bits from the same state again; and the planted faults that must not pass."""
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA GPU")
+    context = launching_context()
+    at = workload(op, name)
+    inputs = op.make_inputs(at, "typical", torch.seed() % 2**62)
+    first, buffers = run(op, at, inputs, context, "cuda")
+    for state in ("conv_state", "recurrent_state"):
+        getattr(buffers, state).copy_(inputs[state])
+    kernel.launch(context, buffers, at.axes, CONFIG)
+    torch.cuda.synchronize()
+    assert int(buffers.cells[1]) == 0, "a block gave up waiting"
+    oracle, plain = op.oracle(inputs, at), op.plain(inputs, at)
+    assert wrong(op, (at, inputs, oracle, plain), first) == set()
+    for tensor, got in first.items():
+        again = getattr(buffers, tensor).cpu().contiguous()
+        assert torch.equal(got.view(torch.uint8), again.view(torch.uint8)), tensor
+    changed, _ = run(op, at, inputs | {"peers": inputs["peers"].roll(1, 2)}, context, "cuda")
+    faults = wrong(op, (at, inputs, oracle, plain), changed)
+    assert "o_proj_residual_stream" in faults and not {"partial", "recurrent_state"} & faults
+
+
+def launching_context():
+    path = Path(__file__).parents[3] / "benchmarks/cuda_context.py"
+    spec = importlib.util.spec_from_file_location("cuda_context", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.Context(torch.cuda.get_device_properties(0).multi_processor_count)
+
+
+def run(op, at, inputs, context, device):
+    """Everything that the launch produces, on the CPU, and its buffers."""
+    made = {}
+    for spec in op.tensors(at):
+        storage = torch.zeros(spec.storage_elements, dtype=torch_dtype(spec.dtype), device=device)
+        made[spec.name] = storage.as_strided(spec.shape, spec.strides)
+        made[spec.name].copy_(inputs.get(spec.name, torch.tensor(float("nan"))))
+    static = {spec.name: inputs[spec.name] for spec in op.tensors(at) if spec.role is TensorRole.STATIC}
+    for name, tensor in kernel.prepare(context, SimpleNamespace(**static), at.axes, CONFIG).items():
+        made[name] = tensor.to(device)
+    for name, (shape, dtype) in kernel.scratch(at.axes, CONFIG).items():
+        made[name] = torch.full(shape, float("nan"), dtype=dtype, device=device)
+    for name, (shape, dtype, initial, _) in kernel.persistent(at.axes, CONFIG).items():
+        made[name] = torch.full(shape, initial, dtype=dtype, device=device)
+    buffers = SimpleNamespace(**made)
+    kernel.launch(context, buffers, at.axes, CONFIG)
+    return {name: made[name].cpu().contiguous() for name in op.produced}, buffers
+
+
+def ruling(op, inputs, tensor, oracle, plain, got):
+    comparison = next(c for c in op.comparisons if c.tensor == tensor)
+    owners = [op.row_of(tensor, (i,) + (0,) * (got.dim() - 1), inputs) for i in range(len(got))]
+    return decide(comparison, [measure(comparison, oracle[tensor], plain[tensor], got, owners)])

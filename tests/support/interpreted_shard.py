@@ -1,0 +1,39 @@
+"""A layer of a small model by the specialised path, interpreted, held against the oracle as the performance grid does.
+
+    interpreted_shard.py KIND [FAULT]     JSON: tensor -> decision of the ruling
+
+KIND is kda_moe, mla_moe or step: all layers, of which an MLA layer and the end are examined. FAULT: "skipped" leaves
+the shared expert's product undone; "epsilon" changes a norm.
+A script of its own: whether kernels are interpreted is decided when triton is imported.
+"""
+
+import json
+import os
+import sys
+
+os.environ["TRITON_INTERPRET"] = "1"
+
+import decoded  # noqa: E402
+from grid_shards import LAYERS, STEP_LAYERS, small_grid, spec  # noqa: E402
+
+from fasttrack_models.kimi_k3 import factory  # noqa: E402
+from fasttrack_validation.performance.runner import ruled  # noqa: E402
+
+kind, fault = sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else None
+of, tp, rows = decoded.tiny(), 2, 3
+decoded.resize(of)
+shard = small_grid(of, STEP_LAYERS if kind == "step" else LAYERS).shard(spec(kind, tp, rows), "h200")
+tensors = shard.draw(5, "cpu")
+examined = shard.examined({name: tensor.clone() for name, tensor in tensors.items()})
+context = decoded.InterpretingContext()
+directory = decoded.directory(of, tps=(tp,))
+if fault == "epsilon":
+    decoded.kernel("kernels/latent_up.py").EPS = 1.0
+if fault == "skipped":
+    decoded.kernel("kernels/shared_down.py").launch = lambda *arguments: context.stream("shared").__enter__()
+part = factory.part(
+    shard.names, tensors, directory, context, hardware="h200", tp=tp, rows=rows, shape=decoded.small_shape(of)
+)
+part.run()
+produced = {value: part.outputs[value].index_select(0, indices) for value, indices in examined.selection.items()}
+print(json.dumps({ruling.tensor: ruling.decision for ruling in ruled(examined, produced)}))

@@ -1,0 +1,247 @@
+"""Cells of the grid with simulated paths: right and wrong results, times, faults, and what is left of a dead path."""
+
+import random
+
+import k3_weights
+import pytest
+import torch
+from fasttrack_validation import contracts
+from fasttrack_validation.contracts.kimi_k3.architecture import Architecture
+from fasttrack_validation.contracts.kimi_k3.graph import step
+from fasttrack_validation.contracts.kimi_k3.rank_shard import RankShard
+from fasttrack_validation.contracts.kimi_k3.rows_examined import Ambiguous, Sample
+from fasttrack_validation.performance import runner as running
+from fasttrack_validation.performance.arm import ArmFailed, Laid
+from fasttrack_validation.performance.hardware import profile
+from fasttrack_validation.performance.records import Failed, Measured, NotRun
+from fasttrack_validation.timing.clocks import CardState
+from fasttrack_validation.timing.comparison import Standing
+from fasttrack_validation.timing.plausibility import Reading
+from fasttrack_validation.timing.session import differing
+from grid_shards import model, small_grid, spec
+
+OF = k3_weights.nano()
+H200 = profile("h200")
+GIGABYTES = 10**11
+
+
+class Path:
+    """A path that computes as the plain path does, and takes `microseconds` a call."""
+
+    def __init__(self, name: str, microseconds: float, *, spoil=None, dies=False, stale=False, host=None) -> None:
+        self.name, self.microseconds, self.spoil, self.dies, self.stale = name, microseconds, spoil, dies, stale
+        self.host, self.slots, self.seed, self.freed, self.restarts = host, 0, 0, 0, 0
+        self.rng = random.Random(name)
+
+    def machine(self):
+        return {"device": "NVIDIA H200", "torch": "2" if self.name == "stock" else "1"}
+
+    def ceiling(self):
+        return 4e12
+
+    def lay_out(self, spec, hardware, seeds):
+        self.slots = len(seeds)
+        self.shard = small_grid(OF).shard(spec, hardware)
+        self.tensors = self.shard.draw(seeds[0], "cpu")
+        return Laid(
+            kernels=("a", "b"), prepare_seconds=1, first_call_seconds=2, extra_bytes=3,
+            calls=(("front", "kernels/f.py"),),
+        )  # fmt: skip
+
+    def produced(self, selection):
+        if self.dies:
+            raise ArmFailed(f"the {self.name} path's process ended")
+        rows = range(self.shard.spec.rows)
+        sample = Sample(self.shard, self.tensors, rows)
+        values = sample.walk(lambda contract: contract.plain)
+        found = {}
+        for value, indices in selection.items():
+            if value.endswith(("state", "cache")):
+                # The sample numbers pages in the order of rows.
+                pages = next(pages for key, pages in sample.pages.items() if key.split(".")[2] == value.split(".")[2])
+                indices = torch.tensor([1 + pages.tolist().index(page) for page in indices.tolist()])
+            found[value] = values[value][indices].clone()
+            if self.spoil and self.spoil in value:
+                found[value] *= 1.02
+        return found
+
+    def refresh(self, seed):
+        self.seed = seed
+
+    def replay(self):
+        event = self.microseconds * self.slots * self.rng.gauss(1, 0.002)
+        return Reading(event_ns=round(event * 1e3), host_ns=round(((self.host or event) + 20) * 1e3))
+
+    def digests(self):
+        if self.name == "stock":
+            return None
+        return tuple("old" if self.stale else f"{self.seed} {slot}" for slot in range(self.slots))
+
+    def verify(self, replays):
+        right = [tuple(f"{r.seed} {slot}" for slot in range(self.slots)) for r in replays]
+        return differing(replays, right)
+
+    def free(self):
+        self.freed += 1
+        if self.dies:
+            raise ArmFailed("gone")
+
+    def restart(self):
+        self.restarts += 1
+
+
+class Quiet:
+    unavailable = None
+
+    def __init__(self, processes=3, throttles=()):
+        self.state = CardState(
+            sm_mhz=1980, memory_mhz=3201, celsius=30, watts=100, throttles=throttles, processes=processes
+        )
+
+    def look(self):
+        return self.state
+
+
+def run(fast, stock, kind="kda_moe", rows=3, card=None, memory=GIGABYTES):
+    one = running.Runner(
+        model(OF), H200, fast, stock, memory_bytes=memory, device="cpu", source=random.Random(2), card=card or Quiet(),
+        quads=8,
+    )  # fmt: skip
+    return one, one.run(spec(kind, 2, rows))
+
+
+def paths(fast_us=50.0, stock_us=100.0, **fast):
+    return Path("specialised", fast_us, **fast), Path("stock", stock_us)
+
+
+@pytest.mark.parametrize("kind", ["kda_moe", "mla_moe"])
+def test_a_cell_that_is_right_is_measured_with_all_that_its_figures_rest_on(kind):
+    one, outcome = run(*paths(), kind=kind)
+    assert isinstance(outcome, Measured)
+    assert outcome.comparison.standing is Standing.FASTER and outcome.comparison.ratio == pytest.approx(2, rel=0.01)
+    shard = small_grid(OF).shard(spec(kind, 2, 3), "h200")
+    assert outcome.bytes == shard.cost.bytes and outcome.target_floor_us == shard.cost.bytes / 4e12 * 1e6
+    assert outcome.physical_floor_us == shard.cost.bytes / 4.8e12 * 1e6
+    assert outcome.specialised.launches == 2 and outcome.method.quads == 8 and outcome.examined_rows
+    assert outcome.conditions.sm_mhz_lowest == 1980
+    assert one.machine == {"device": "NVIDIA H200", "torch": "1", "stock torch": "2"}
+
+
+@pytest.mark.parametrize("value", ["recurrent_state", "o_proj_residual.partial", "experts.routed", "latent_up.stream"])
+def test_a_path_with_a_wrong_result_is_not_timed(value):
+    fast, stock = paths(spoil=value)
+    _, outcome = run(fast, stock)
+    assert isinstance(outcome, Failed) and outcome.stage == "results"
+    assert outcome.reason.startswith("specialised path: ") and "limit" in outcome.reason
+
+
+def test_a_wrong_stock_path_is_named_and_makes_nobody_faster():
+    _, outcome = run(Path("specialised", 50), Path("stock", 100, spoil="routed"))
+    assert isinstance(outcome, Failed) and outcome.reason.startswith("stock path: ")
+
+
+def test_a_timed_call_that_was_not_computed_fails_the_cell():
+    _, outcome = run(*paths(stale=True))
+    assert isinstance(outcome, Failed) and outcome.stage == "timing" and "timing.wrong_result" in outcome.reason
+
+
+def test_faster_than_the_bytes_allow_fails_the_cell():
+    _, outcome = run(*paths(fast_us=1e-3))
+    assert isinstance(outcome, Failed) and "timing.impossible" in outcome.reason
+
+
+def test_clocks_that_disagree_fail_the_cell():
+    _, outcome = run(*paths(host=10_000))
+    assert isinstance(outcome, Failed) and "timing.clocks_disagree" in outcome.reason
+
+
+@pytest.mark.parametrize(
+    ("card", "text"), [(Quiet(processes=4), "shared"), (Quiet(throttles=("hardware slowdown",)), "slowed itself")]
+)
+def test_a_card_that_is_not_ours_or_slows_itself_gives_no_figure(card, text):
+    _, outcome = run(*paths(), card=card)
+    assert isinstance(outcome, Failed) and outcome.stage == "card" and text in outcome.reason
+
+
+def test_a_path_that_dies_costs_its_cell_and_is_started_again():
+    fast, stock = paths(dies=True)
+    _, outcome = run(fast, stock)
+    assert isinstance(outcome, Failed) and outcome.stage == "path" and "ended" in outcome.reason
+    assert (fast.restarts, stock.restarts, stock.freed) == (1, 0, 1)
+
+
+def test_a_cell_that_the_card_cannot_hold_is_not_run():
+    _, outcome = run(*paths(), memory=10**6)
+    assert isinstance(outcome, NotRun) and "do not fit" in outcome.reason
+
+
+def test_rows_whose_experts_hang_on_a_rounding_are_not_examined():
+    shard = small_grid(OF).shard(spec("kda_moe", 2, 1), "h200")
+    tensors = shard.draw(4, "cpu")
+    assert shard.examined(tensors).rows == (0,)
+    # The router knows every second expert twice: the last one chosen and the first one left are equals.
+    router, bias = tensors["1.front.router"], tensors["1.routing.correction_bias"]
+    router[1::2] = router[0::2]
+    bias.zero_()
+    bias[:1] = 10
+    with pytest.raises(Ambiguous):
+        shard.examined(tensors)
+
+
+def test_both_paths_draw_the_same_bits_and_other_seeds_other_ones():
+    shard = small_grid(OF).shard(spec("mla_moe", 2, 2), "h200")
+    one, same, other = (shard.draw(seed, "cpu") for seed in (7, 7, 8))
+    assert set(one) == set(same) and all(torch.equal(one[name], same[name]) for name in one)
+    assert not torch.equal(one["3.front.router"], other["3.front.router"])
+    assert one["3.attention_mix.stream"] is one["3.o_proj_residual.residual"]
+
+
+def test_choices_of_experts_are_as_even_as_the_bytes_are_counted():
+    """Distinct experts of a batch against the expectation of even choices, which the floor is made of."""
+    shard: RankShard = small_grid(OF).shard(spec("kda_moe", 2, 16), "h200")
+    sample = Sample(shard, shard.draw(3, "cpu"), range(16))
+    ids = sample.walk(lambda contract: contract.plain)["1.routing.ids"]
+    expected = shard.contracts["experts"].expected_experts(shard.workloads["1.experts"])
+    assert len(ids.unique()) == pytest.approx(expected, rel=0.15)
+
+
+def test_cached_rows_count_once_for_each_row_that_sees_them():
+    """By hand: 40 cached tokens and the new one, 80 channels of two bytes, beside what a context of none has."""
+    grid = small_grid(OF)
+    long = spec("mla_moe", 2, 3)
+    short = long.model_copy(update={"context": 0})
+    width = OF.mla.kv_lora_rank + OF.mla.qk_rope_head_dim
+    assert grid.shard(long, "h200").cost.bytes_read - grid.shard(short, "h200").cost.bytes_read == 3 * 40 * 2 * width
+
+
+def test_a_step_reads_what_was_counted_for_the_whole_model():
+    """Against a count made apart: a step at TP 16 and one row moves 15.0 GB without a cache."""
+    grid = contracts.load("kimi_k3").grid
+    cells = {cell.key: cell for cell in grid.cells("h200")}
+    one = grid.shard(cells["tp16-step-r1-c1024"], "h200")
+    # 24 MLA layers of 1025 cached rows of 576 channels, two bytes each.
+    assert one.cost.bytes - 24 * 1025 * 576 * 2 == pytest.approx(15.0e9, rel=0.005)
+    assert one.names == tuple(step(Architecture.from_config()).nodes)
+    # 896 experts of 3 x 192 x 3584 weights of 17 / 32 bytes in each of 92 layers, which the stock path repacks.
+    assert one.path_bytes[1] - one.path_bytes[0] > 86 * 896 * 3 * 192 * 3584 * 17 / 32
+
+
+def test_layers_of_a_step_take_few_sets_of_weights_in_turn():
+    shard = small_grid(OF, {"mla_moe": 3}).shard(spec("step", 2, 2), "h200")
+    tensors = shard.draw(5, "cpu")
+    assert tensors["1.front.router"] is tensors["5.front.router"] is tensors["9.front.router"]
+    assert tensors["1.front.router"] is not tensors["2.front.router"]
+    assert tensors["0.kda_decode.recurrent_state"] is not tensors["4.kda_decode.recurrent_state"]
+    own = {tensor.data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors.values()}
+    assert sum(own.values()) == pytest.approx(shard.slot_bytes, rel=0.01)
+
+
+def test_a_step_that_two_paths_do_not_fit_beside_is_not_run():
+    fast, stock = paths()
+    shard = small_grid(OF, {"mla_moe": 3}).shard(spec("step", 2, 2), "h200")
+    one = running.Runner(
+        model(OF), H200, fast, stock, memory_bytes=sum(shard.path_bytes), device="cpu", source=random.Random(2),
+        card=Quiet(),
+    )  # fmt: skip
+    outcome = one.run(spec("step", 2, 2))
+    assert isinstance(outcome, NotRun) and "both paths need" in outcome.reason

@@ -1,0 +1,81 @@
+"""Kimi K3's performance grid: layers of both kinds and whole steps on one rank of TP 8 and 16."""
+
+from collections.abc import Mapping
+from functools import cached_property
+
+from ...errors import UserError
+from ..base import OpContract
+from ..grid import CellSpec, Grid, Shard, Span
+from .architecture import Architecture
+from .graph import OpGraph, step
+
+ROWS = (1, 2, 4, 8, 16, 32, 64)
+VERIFY_ROWS = (8, 16, 32, 64)
+VERIFY_WIDTH = 8
+CONTEXTS = (1024, 32768, 131072)
+STEP_CONTEXTS = (1024, 32768)
+TPS = (8, 16)
+STEP_TP = 16
+"""All layers of TP 16 fit one card of 141 GB"""
+
+KDA, MLA, STEP = "kda_moe", "mla_moe", "step"
+LAYER = {KDA: 13, MLA: 15}
+"""The layer whose bookkeeping a cell of each kind has: two banked streams beside the newest one, which other ranks
+finished. The same layers are examined in a whole step"""
+
+
+class KimiK3Grid(Grid):
+    """See the module."""
+
+    def __init__(
+        self, architecture: Architecture, ops: Mapping[str, OpContract], layers: Mapping[str, int] = LAYER
+    ) -> None:
+        self._architecture, self._ops, self._layers = architecture, ops, layers
+
+    def cells(self, hardware: str) -> tuple[CellSpec, ...]:
+        """The same for every hardware."""
+        found = []
+        for tp in TPS:
+            for width, rows in ((1, ROWS), (VERIFY_WIDTH, VERIFY_ROWS)):
+                found += [CellSpec(span=Span.LAYER, kind=KDA, tp=tp, rows=n, width=width) for n in rows]
+                found += [
+                    CellSpec(span=Span.LAYER, kind=MLA, tp=tp, rows=n, width=width, context=context)
+                    for context in CONTEXTS for n in rows
+                ]  # fmt: skip
+        found += [
+            CellSpec(span=Span.STEP, kind=STEP, tp=STEP_TP, rows=n, context=context)
+            for context in STEP_CONTEXTS for n in ROWS
+        ]  # fmt: skip
+        return tuple(found)
+
+    def excluded(self, spec: CellSpec, verify_width: int) -> str | None:
+        """Verify steps beyond the kernels' width."""
+        if spec.width > verify_width:
+            return f"kernels take {verify_width} token a request, this is a verify step of {spec.width}"
+        return None
+
+    def ops(self, spec: CellSpec) -> tuple[str, ...]:
+        """Of the layer, or of the whole step."""
+        names = self._graph.nodes if spec.span is Span.STEP else self._graph.layer(self._layers[spec.kind])
+        return tuple(sorted({self._graph.nodes[name].op for name in names}))
+
+    @cached_property
+    def _graph(self) -> OpGraph:
+        return step(self._architecture)
+
+    def shard(self, spec: CellSpec, hardware: str) -> Shard:
+        """Raises UserError for a cell that `excluded` names."""
+        if why := self.excluded(spec, 1):
+            raise UserError(f"{spec.key}: {why}", "choose another cell")
+        from .rank_shard import RankShard
+        from .step_shard import StepShard
+
+        if spec.span is Span.STEP:
+            return StepShard(self._architecture, self._ops, spec, self._graph, tuple(self._layers.values()))
+        names = self._graph.layer(self._layers[spec.kind])
+        return RankShard(self._architecture, self._ops, spec, self._graph, names)
+
+
+def grid(architecture: Architecture, ops: Mapping[str, OpContract]) -> Grid:
+    """The grid of the published model, or of another size of it."""
+    return KimiK3Grid(architecture, ops)

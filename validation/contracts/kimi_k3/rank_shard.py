@@ -1,0 +1,224 @@
+"""A layer on one rank at its real shapes: tensors for both paths, and the right results for a few of its rows."""
+
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
+
+import torch
+from torch import Generator, Tensor
+
+from ...tensors import DType, torch_dtype
+from ..base import Cost, OpContract, TensorRole, TensorSpec, Workload
+from ..grid import CellSpec, Shard
+from ..stock import StockRun
+from ..subgraph import Subgraph
+from . import part
+from .architecture import Architecture
+from .graph import Node, OpGraph, Source, Via
+from .kda_decode import layout
+from .op import Layout
+from .rows_examined import MARGIN, Ambiguous, RowsExamined, Sample, Values
+
+PAGE = 64
+"""Tokens of a page of the latent cache"""
+EXAMINED = 4
+"""Rows that are held against the oracle: rows do not depend on each other, and float64 takes its time"""
+
+
+class _Layer(Subgraph):
+    """A whole layer as a part: for its bytes and comparisons. Its workloads are given, so declared ones need not fit."""
+
+    def _check(self) -> None:
+        pass
+
+
+class RankShard(Shard):
+    """Some nodes of the step, by default those of one layer.
+
+    What other ranks send is given: exchange bytes are read, nothing is communicated.
+    """
+
+    scope = "one rank, exchange bytes local, no communication"
+
+    def __init__(
+        self, architecture: Architecture, ops: Mapping[str, OpContract], spec: CellSpec, graph: OpGraph,
+        names: Sequence[str],
+    ) -> None:
+        self.spec, self.architecture, self.graph, self.names = spec, architecture, graph, tuple(names)
+        self.nodes = [self.graph.nodes[name] for name in self.names]
+        self.contracts = {node.op: ops[node.op] for node in self.nodes}
+        self.part = _Layer("kimi_k3", self.names[0], part.members_of(self.graph, self.nodes, ops))
+        self.written = {value for node in self.nodes for value in node.writes.values()}
+
+    def workload(self, node: Node, rows: int) -> Workload:
+        """The workload of a node for `rows` rows: as declared, with this place's axes, all experts, this context."""
+        contract, tp = self.contracts[node.op], self.spec.tp
+        if node.op == "kda_decode":
+            return layout.workload(self.architecture.kda_shard(tp), node.name, rows)
+        workload = contract.at(tp, rows, Layout(), node.name)
+        axes = workload.axes | node.axes
+        if node.op == "attn_res_norm":
+            axes["block_stride"] = rows * axes["block_row_stride"]
+        if "experts" in axes:
+            axes["experts"] = self.architecture.moe.experts
+        if "page_size" in axes:
+            width = -(-self._tokens // PAGE)
+            axes |= {"table_width": width, "table_stride": width, "pages": 1 + rows * width}
+        return workload.model_copy(update={"axes": axes})
+
+    @property
+    def _tokens(self) -> int:
+        """Tokens that a row sees, its own included."""
+        return 1 + (self.spec.context or 0)
+
+    @cached_property
+    def workloads(self) -> dict[str, Workload]:
+        """By node."""
+        return {node.name: self.workload(node, self.spec.rows) for node in self.nodes}
+
+    @cached_property
+    def _drawn(self) -> dict[str, tuple[TensorSpec, str]]:
+        """"place.tensor" -> (its spec, the key that it shares memory with): what no node of the layer hands on."""
+        found: dict[str, tuple[TensorSpec, str]] = {}
+        first: dict[object, str] = {}
+        for node in self.nodes:
+            for spec in self.contracts[node.op].tensors(self.workloads[node.name]):
+                key, sources = f"{node.name}.{spec.name}", node.reads.get(spec.name)
+                if spec.role is TensorRole.OUTPUT or (sources and spec.name != "blocks" and self.inner(sources)):
+                    continue
+                same = (spec.name == "blocks", sources) if sources else key
+                found[key] = (spec, first.setdefault(same, key))
+        return found
+
+    def inner(self, sources: Iterable[Source]) -> bool:
+        """Whether nodes of the shard hand all of them on within the rank."""
+        return all(s.value in self.written and s.via in (Via.HERE, Via.COLUMNS) for s in sources)
+
+    def draw(self, seed: int, device: str) -> Values:
+        """See `Shard`."""
+        return self.drawn(seed, device, {}, lambda key: key)
+
+    def drawn(self, seed: int, device: str, weights: Values, label: Callable[[str], str]) -> Values:
+        """As `draw`, with weights that share a label shared: `weights` holds those there are, and takes new ones up."""
+        made: Values = {}
+        for key, (spec, shared) in self._drawn.items():
+            name = label(key)
+            if spec.role is TensorRole.STATIC and name in weights:
+                made[key] = weights[name]
+                continue
+            if key == shared:
+                random = Generator(device).manual_seed(seed ^ zlib.crc32(name.encode()))
+                storage = torch.zeros(max(spec.storage_elements, 1), dtype=torch_dtype(spec.dtype), device=device)
+                made[key] = storage.as_strided(spec.shape, spec.strides)
+                self._fill(spec, made[key], random)
+            made[key] = made[shared]
+            if spec.role is TensorRole.STATIC:
+                weights[name] = made[key]
+        return made
+
+    def _fill(self, spec: TensorSpec, to: Tensor, random: Generator) -> None:
+        if spec.name == "lengths":
+            to.fill_(self._tokens)
+        elif spec.name in ("page_table", "slots"):
+            to.copy_((1 + torch.randperm(to.numel(), generator=random, device=to.device)).view(to.shape))
+        elif spec.dtype is DType.U8 and spec.name.endswith("scale"):
+            to.random_(*_scales(32 * spec.shape[-1]), generator=random)
+        elif spec.dtype is DType.U8:
+            to.random_(0, 256, generator=random)
+        elif spec.name in _UNIFORM:
+            to.uniform_(*_UNIFORM[spec.name], generator=random)
+        else:
+            fan_in = spec.shape[-1] if spec.role is TensorRole.STATIC and len(spec.shape) > 1 else 1
+            to.normal_(0, _SCALES.get(spec.name, fan_in**-0.5), generator=random)
+        if spec.name == "a_log":
+            to.log_()
+
+    def volatile(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """See `Shard`."""
+        own = [(key, spec) for key, (spec, shared) in self._drawn.items() if key == shared]
+        inputs = tuple(key for key, spec in own if spec.role is TensorRole.INPUT)
+        return inputs, tuple(key for key, spec in own if spec.role is TensorRole.STATE)
+
+    @property
+    def slot_bytes(self) -> int:
+        """See `Shard`."""
+        return self.bytes_of(TensorRole.STATIC, TensorRole.INPUT, TensorRole.STATE)
+
+    @property
+    def path_bytes(self) -> tuple[int, int]:
+        """See `Shard`: both paths hold weights a second time, repacked."""
+        whole = self.slot_bytes + self.bytes_of(TensorRole.STATIC)
+        return whole, whole
+
+    @property
+    def copies(self) -> int | None:
+        """See `Shard`."""
+        return None
+
+    def bytes_of(self, *roles: TensorRole) -> int:
+        """Memory of the tensors drawn for these roles."""
+        return sum(_bytes(spec) for key, (spec, shared) in self._drawn.items() if key == shared and spec.role in roles)
+
+    def weight_sizes(self) -> dict[str, int]:
+        """Bytes of each weight, by its key among those drawn."""
+        static = ((key, spec) for key, (spec, _) in self._drawn.items() if spec.role is TensorRole.STATIC)
+        return {key: _bytes(spec) for key, spec in static}
+
+    @property
+    def cost(self) -> Cost:
+        """As the ops' contracts count, without what stays inside; experts: as many as even choices meet on average.
+
+        A cache that one op of the layer writes a row of and another reads is not inside: its rows are there before.
+        """
+        name = self.spec.key
+        cost = self.part.cost(self.part.joined(name, [self.workloads[node.name] for node in self.nodes]))
+        for node in self.nodes:
+            for spec in self.contracts[node.op].tensors(self.workloads[node.name]):
+                if node.op == "mla_core" and spec.name == "cache":
+                    pages, size, width = spec.shape
+                    counted = spec.dtype.bytes * pages * size * width
+                    padding = (pages - 1) * size - self.spec.rows * self._tokens
+                    read = cost.bytes_read + counted - spec.dtype.bytes * width * padding
+                    cost = cost.model_copy(update={"bytes_read": read})
+        return cost
+
+    def stock(self, tensors: Mapping[str, Tensor]) -> StockRun:
+        """See stock/parts.py."""
+        from . import stock
+
+        device = str(next(iter(tensors.values())).device)
+        return stock.part(self.graph, self.names, self.contracts, tensors, self.workloads, device=device)
+
+    def examined(self, tensors: Mapping[str, Tensor]) -> RowsExamined:
+        """Of up to four rows, first and last among them. Raises Ambiguous."""
+        rows = self.spec.rows
+        chosen = sorted({0, rows - 1, rows // 3, 2 * rows // 3})[:EXAMINED]
+        sample = Sample(self, tensors, chosen)
+        exact = sample.walk(lambda contract: contract.oracle)
+        plain = sample.walk(lambda contract: contract.plain)
+        clear = [row for row in range(len(chosen)) if sample.clear(exact, plain, row)]
+        if not clear:
+            raise Ambiguous(f"{self.spec.key}: rows {chosen} choose experts by less than {MARGIN}")
+        return RowsExamined(self, sample, exact, plain, clear)
+
+
+_UNIFORM = {
+    "res_norm": (0.5, 1.5), "out_norm": (0.5, 1.5), "o_norm": (0.5, 1.5), "q_a_norm": (0.5, 1.5),
+    "kv_a_norm": (0.5, 1.5), "latent_norm": (0.5, 1.5), "dt_bias": (-0.75, 0.5), "a_log": (1.0, 16.0),
+}  # fmt: skip
+_SCALES = {
+    "conv_weight": 0.5, "recurrent_state": 0.1, "correction_bias": 0.001, "res_proj": 0.01, "peers": 0.25,
+    "shared": 0.25,
+}  # fmt: skip
+"""Standard deviations. Other weights: one over the root of their inputs; other inputs: one. The bias is too small to
+choose experts: choices are even, as the bytes of a layer are counted."""
+
+
+def _bytes(spec: TensorSpec) -> int:
+    return spec.storage_elements * spec.dtype.bytes
+
+
+def _scales(width: int) -> tuple[int, int]:
+    """The range of scale bytes with which a product of `width` elements is of order one: an element's is near 3."""
+    exponent = 127 - round(torch.tensor(3.0 * width**0.5).log2().item())
+    return exponent - 1, exponent + 2

@@ -1,0 +1,161 @@
+"""The right results for a few rows of a shard, by the ops' own oracles and plain paths, and what they are held against."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ...tensors import torch_dtype
+from ..base import Comparison, OpContract, TensorRole, TensorSpec
+from ..grid import Examined
+from .graph import Node, Via
+
+if TYPE_CHECKING:
+    from .rank_shard import RankShard
+
+Values = dict[str, Tensor]
+
+MARGIN = 5e-4
+"""Scores of the last expert chosen and the first one left must be this far apart for a row to be examined: roundings
+before the router move a score by about a tenth of it, and another expert is another result"""
+
+
+class Ambiguous(ValueError):
+    """No examined row has experts that any honest arithmetic would choose: draw others."""
+
+
+class Sample:
+    """Some rows of a shard's tensors, with pools that hold their pages alone."""
+
+    def __init__(self, shard: "RankShard", tensors: Mapping[str, Tensor], rows: Sequence[int]) -> None:
+        self.shard, self.rows = shard, tuple(rows)
+        self.workloads = {node.name: shard.workload(node, len(rows)) for node in shard.nodes}
+        self.pages: dict[str, Tensor] = {}
+        self.tensors: Values = {}
+        for node in shard.nodes:
+            axes = getattr(shard.contracts[node.op], "row_axes", _KDA_ROWS)
+            for spec in shard.contracts[node.op].tensors(shard.workloads[node.name]):
+                key = f"{node.name}.{spec.name}"
+                if key in tensors:
+                    self.tensors[key] = self._cut(tensors[key], spec, axes)
+        self._renumber(tensors)
+
+    def _cut(self, tensor: Tensor, spec: TensorSpec, axes: Mapping[str, int]) -> Tensor:
+        if spec.role is TensorRole.STATIC or spec.name in _POOLS:
+            return tensor
+        axis = 0 if spec.name in ("slots", "page_table", "lengths") else axes[spec.name]
+        return tensor.index_select(axis, torch.tensor(self.rows))
+
+    def _renumber(self, tensors: Mapping[str, Tensor]) -> None:
+        """Pools of the rows' own pages behind the null page, and tables that point there."""
+        for node in self.shard.nodes:
+            for pool in _POOLS:
+                key, table = f"{node.name}.{pool}", f"{node.name}.{'page_table' if pool == 'cache' else 'slots'}"
+                if key not in tensors:
+                    continue
+                used = tensors[table].index_select(0, torch.tensor(self.rows)).flatten().long()
+                self.pages[key] = used
+                whole = torch.cat([torch.zeros(1, dtype=torch.long), used])
+                self.tensors[key] = tensors[key].index_select(0, whole)
+        for key, tensor in self.tensors.items():
+            if key.rpartition(".")[2] in ("slots", "page_table"):
+                self.tensors[key] = (1 + torch.arange(tensor.numel(), dtype=torch.int32)).view(tensor.shape)
+
+    def walk(self, path: Callable[[OpContract], Callable]) -> Values:
+        """Every value of the layer by the ops' own paths, each in the type that the path gives it."""
+        values: Values = {}
+        for node in self.shard.nodes:
+            contract, workload = self.shard.contracts[node.op], self.workloads[node.name]
+            inputs: Values = {}
+            for spec in contract.tensors(workload):
+                if spec.role is not TensorRole.OUTPUT:
+                    given = self._given(node, spec.name, values)
+                    inputs[spec.name] = given.clone() if spec.role is TensorRole.STATE else given
+            result = path(contract)(inputs, workload)
+            values |= {value: result[tensor] for tensor, value in node.writes.items()}
+        return values
+
+    def _given(self, node: Node, name: str, values: Values) -> Tensor:
+        sources = node.reads.get(name)
+        if name == "blocks" or not sources or not self.shard.inner(sources):
+            return self.tensors[f"{node.name}.{name}"]
+        (source,) = sources
+        value = values[source.value]
+        return value if source.via is Via.HERE else value.chunk(self.shard.spec.tp, 1)[0]
+
+    def clear(self, exact: Values, plain: Values, row: int) -> bool:
+        """Whether any honest arithmetic gives the row the same experts."""
+        for node in self.shard.nodes:
+            if node.op != "routing":
+                continue
+            moe = self.shard.architecture.moe
+            logits = exact[node.reads["logits"][0].value][row].double()
+            score = logits.sigmoid() + self.tensors[f"{node.name}.correction_bias"].double()
+            best = score.topk(moe.top_k + 1).values if moe.top_k < moe.experts else score
+            same = set(exact[node.writes["ids"]][row].tolist()) == set(plain[node.writes["ids"]][row].tolist())
+            if moe.top_k < moe.experts and (not same or float(best[-2] - best[-1]) < MARGIN):
+                return False
+        return True
+
+
+_POOLS = ("conv_state", "recurrent_state", "cache")
+_KDA_ROWS = {"projected": 0, "slots": 0}
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """A produced tensor: its value in the step, and which of its leading indices belong to examined rows."""
+
+    comparison: Comparison
+    value: str
+    indices: Tensor
+    own: Tensor
+    """The same among the sample's"""
+
+
+class RowsExamined(Examined):
+    """See `RankShard.examined`."""
+
+    def __init__(self, shard: "RankShard", sample: Sample, exact: Values, plain: Values, clear: Sequence[int]) -> None:
+        self.rows = tuple(sample.rows[row] for row in clear)
+        self._exact, self._plain = exact, plain
+        leaving = set(shard.graph.interface(shard.names).outputs)
+        found = [self._of(shard, sample, comparison, clear) for comparison in shard.part.comparisons]
+        # What the layer alone reads of itself, a path need not have.
+        self._wanted = [wanted for wanted in found if wanted.value in leaving]
+        self.comparisons = tuple(wanted.comparison for wanted in self._wanted)
+        self._types = {
+            value: torch_dtype(spec.dtype)
+            for node in shard.nodes
+            for spec in shard.contracts[node.op].tensors(sample.workloads[node.name])
+            for tensor, value in node.writes.items() if tensor == spec.name
+        }  # fmt: skip
+
+    def _of(self, shard: "RankShard", sample: Sample, comparison: Comparison, clear: Sequence[int]) -> _Wanted:
+        member, tensor = next(
+            (index, name) for index, member in enumerate(shard.part.members) for name, outer in member.outer.items()
+            if outer == comparison.tensor and name in member.contract.produced
+        )  # fmt: skip
+        node = shard.nodes[member]
+        rows, own = torch.tensor([sample.rows[row] for row in clear]), torch.tensor(list(clear))
+        if tensor in _POOLS:
+            pages = sample.pages[f"{node.name}.{tensor}"].view(len(sample.rows), -1)
+            numbers = 1 + torch.arange(pages.numel()).view(pages.shape)
+            rows, own = pages[own].flatten(), numbers[own].flatten()
+        return _Wanted(comparison, node.writes[tensor], rows, own)
+
+    @property
+    def selection(self) -> dict[str, Tensor]:
+        """Value -> leading indices of it that `results` is given, in order."""
+        return {wanted.value: wanted.indices for wanted in self._wanted}
+
+    def results(self, produced: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
+        """See `Examined`; `produced` holds the indices of `selection` alone."""
+        found = {}
+        for wanted in self._wanted:
+            exact, plain = (values[wanted.value].index_select(0, wanted.own) for values in (self._exact, self._plain))
+            dtype = self._types[wanted.value]
+            found[wanted.comparison.tensor] = (exact, plain.to(dtype), produced[wanted.value].to(dtype))
+        return found

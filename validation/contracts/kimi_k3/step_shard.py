@@ -1,0 +1,128 @@
+"""A whole decode step on one rank: every layer at its real shape, few sets of weights in turn.
+
+Ranks' exchange is given memory, as in a layer: what other ranks finish of a layer is what the next one reads, so layers
+do not depend on each other here, and those that are examined are examined one by one.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+
+from torch import Tensor
+
+from ..base import Cost, OpContract, TensorRole
+from ..grid import CellSpec, Examined, Shard
+from ..stock import StockRun
+from .architecture import Architecture
+from .graph import OpGraph
+from .rank_shard import RankShard
+from .rows_examined import RowsExamined, Values
+
+SETS = 4
+"""Sets of weights that layers take in turn: each is several times the L2, so that a layer finds none of its own there"""
+
+
+class StepShard(Shard):
+    """All nodes of the step."""
+
+    copies = 1
+
+    def __init__(
+        self, architecture: Architecture, ops: Mapping[str, OpContract], spec: CellSpec, graph: OpGraph,
+        examined: Sequence[int],
+    ) -> None:  # fmt: skip
+        self.spec, self.architecture, self.graph = spec, architecture, graph
+        self.names = tuple(graph.nodes)
+        self.scope = f"{RankShard.scope}; {SETS} sets of weights in turn over {architecture.layers} layers"
+        self._contracts = ops
+        ends = tuple(name for name in self.names if not name.partition(".")[0].isdigit())
+        parts = [graph.layer(number) for number in range(architecture.layers)]
+        self.parts = [RankShard(architecture, ops, spec, graph, names) for names in (*parts, ends)]
+        self._examined = (*(self.parts[number] for number in examined), self.parts[-1])
+
+    def draw(self, seed: int, device: str) -> Values:
+        """See `Shard`."""
+        weights: Values = {}
+        return {name: t for part in self.parts for name, t in part.drawn(seed, device, weights, _label).items()}
+
+    def volatile(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """See `Shard`."""
+        each = [part.volatile() for part in self.parts]
+        return tuple(n for inputs, _ in each for n in inputs), tuple(n for _, states in each for n in states)
+
+    def stock(self, tensors: Mapping[str, Tensor]) -> StockRun:
+        """See stock/parts.py."""
+        from . import stock
+
+        workloads = {name: workload for part in self.parts for name, workload in part.workloads.items()}
+        device = str(next(iter(tensors.values())).device)
+        return stock.part(self.graph, self.names, self._contracts, tensors, workloads, device=device)
+
+    @cached_property
+    def cost(self) -> Cost:
+        """Every layer's and the end's: nothing stays in a cache from one to the next."""
+        costs = [part.cost for part in self.parts]
+        return Cost(
+            bytes_read=sum(cost.bytes_read for cost in costs), bytes_written=sum(cost.bytes_written for cost in costs),
+            flops=sum(cost.flops for cost in costs),
+        )  # fmt: skip
+
+    @property
+    def slot_bytes(self) -> int:
+        """See `Shard`: weights once a set."""
+        return self._volatile_bytes + self._weight_bytes(sets=True)
+
+    @property
+    def path_bytes(self) -> tuple[int, int]:
+        """See `Shard`: the stock path repacks experts for every layer, the specialised one once a set."""
+        own = self.slot_bytes
+        return own + self._weight_bytes(sets=True), own + self._weight_bytes(sets=False)
+
+    @property
+    def _volatile_bytes(self) -> int:
+        return sum(part.bytes_of(TensorRole.INPUT, TensorRole.STATE) for part in self.parts)
+
+    def _weight_bytes(self, *, sets: bool) -> int:
+        """Of every layer, or of what layers share once."""
+        if not sets:
+            return sum(part.bytes_of(TensorRole.STATIC) for part in self.parts)
+        return sum({_label(key): size for part in self.parts for key, size in part.weight_sizes().items()}.values())
+
+    def examined(self, tensors: Mapping[str, Tensor]) -> "StepExamined":
+        """Some layers and the end. Raises Ambiguous."""
+        return StepExamined([part.examined(tensors) for part in self._examined])
+
+
+def _label(key: str) -> str:
+    """Layers of a set share their weights' names."""
+    number, _, rest = key.partition(".")
+    return f"{int(number) % SETS}.{rest}" if number.isdigit() else key
+
+
+class StepExamined(Examined):
+    """The examined rows of several layers, each by its own comparisons."""
+
+    def __init__(self, parts: Sequence[RowsExamined]) -> None:
+        self._parts = parts
+        self.rows = tuple(sorted({row for part in parts for row in part.rows}))
+        self.comparisons = tuple(
+            comparison.model_copy(update={"tensor": _named(number, comparison.tensor)})
+            for number, part in enumerate(parts) for comparison in part.comparisons
+        )  # fmt: skip
+
+    @property
+    def selection(self) -> dict[str, Tensor]:
+        """See `Examined`."""
+        return {value: indices for part in self._parts for value, indices in part.selection.items()}
+
+    def results(self, produced: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
+        """See `Examined`."""
+        return {
+            _named(number, tensor): found
+            for number, part in enumerate(self._parts) for tensor, found in part.results(produced).items()
+        }  # fmt: skip
+
+
+def _named(number: int, tensor: str) -> str:
+    return f"{tensor} ({number + 1})"
+
+
