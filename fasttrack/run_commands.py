@@ -92,8 +92,16 @@ def mcp(
         if resume:
             outcome = lane.resume(model, op, run, None, parts, voice, external)
         else:
-            outcome = lane.propose(lane.Options(model=model, op=op, agent="external", external=external, **options), parts, voice)
-        said = "\n".join([outcome.message, *outcome.notes, *(f"{n}: {v}" for n in ("branch", "report", "body") if (v := getattr(outcome, n)))])
+            outcome = lane.propose(
+                lane.Options(model=model, op=op, agent="external", external=external, **options), parts, voice
+            )
+        said = "\n".join(
+            [
+                outcome.message,
+                *outcome.notes,
+                *(f"{n}: {v}" for n in ("branch", "report", "body") if (v := getattr(outcome, n))),
+            ]
+        )
     except UserError as error:
         said = f"{error.what}; {error.how}"
         raise

@@ -84,12 +84,21 @@ def read(directory: Path) -> Story:
         first = packs.setdefault(pack, len(attempts)) if pack else len(attempts)
         attempts.append(
             Attempt(
-                number=len(attempts) + 1, candidate=event.candidate, note=event.note, parents=event.parents,
-                island=event.island, config=candidate.config, status=verdict.status, reason=verdict.reason,
-                message=verdict.message, microseconds=sum(t.microseconds for t in known) if known else None,
-                measured=bool(known) and all(t.measured for t in known), repeated=close is None,
+                number=len(attempts) + 1,
+                candidate=event.candidate,
+                note=event.note,
+                parents=event.parents,
+                island=event.island,
+                config=candidate.config,
+                status=verdict.status,
+                reason=verdict.reason,
+                message=verdict.message,
+                microseconds=sum(t.microseconds for t in known) if known else None,
+                measured=bool(known) and all(t.measured for t in known),
+                repeated=close is None,
                 same_kernels_as=first + 1 if first < len(attempts) else None,
-                seconds=close.seconds if close else 0.0, requests=_of_round(asked, len(attempts)),
+                seconds=close.seconds if close else 0.0,
+                requests=_of_round(asked, len(attempts)),
             )  # fmt: skip
         )
     finish = next((event for event in events if isinstance(event, Finish)), None)
@@ -117,7 +126,9 @@ def _of_round(events: list[ledger.Event], number: int) -> ledger.Bill:
 def _doing(events: list, closed: dict[int, Close], asked: list[ledger.Event], held: bool) -> str:
     """What is under way, or was when the run stopped."""
     when = "is" if held else "was"
-    open_requests = {e.number for e in asked if isinstance(e, ledger.Asked)} - {e.number for e in asked if not isinstance(e, ledger.Asked)}
+    open_requests = {e.number for e in asked if isinstance(e, ledger.Asked)} - {
+        e.number for e in asked if not isinstance(e, ledger.Asked)
+    }
     if open_requests:
         return f"request {max(open_requests)} {when} under way"
     for event in events:
@@ -135,13 +146,17 @@ def _turning_points(attempts: list[Attempt]):
             continue
         where = f"attempt {attempt.number} ({attempt.candidate[:12]})"
         if best is None:
-            yield f"{where} is the first that the judge accepts" + (f", after {failures} that it did not" if failures else "")
+            yield f"{where} is the first that the judge accepts" + (
+                f", after {failures} that it did not" if failures else ""
+            )
         elif attempt.microseconds is not None and best.microseconds is not None:
             if attempt.microseconds < best.microseconds * (1 - GAIN):
                 gain = 1 - attempt.microseconds / best.microseconds
                 basis = "measured" if attempt.measured and best.measured else "modelled"
                 yield f"{where} takes {gain:.1%} less time than the best before it, attempt {best.number} ({basis})"
-        if best is None or (attempt.microseconds is not None and attempt.microseconds < (best.microseconds or float("inf"))):
+        if best is None or (
+            attempt.microseconds is not None and attempt.microseconds < (best.microseconds or float("inf"))
+        ):
             best = attempt
 
 
@@ -149,7 +164,8 @@ def status_lines(story: Story) -> list[str]:
     """What a run is doing now."""
     request, accepted = story.request, [a for a in story.attempts if a.status == Status.ACCEPTED]
     lines = [
-        f"run {request.run}: {request.model}/{request.op}, agent {request.agent}; {story.state}" + (f", {story.doing}" if story.doing else ""),
+        f"run {request.run}: {request.model}/{request.op}, agent {request.agent}; {story.state}"
+        + (f", {story.doing}" if story.doing else ""),
         f"  {len(story.attempts)} of {request.rounds} rounds, {len(accepted)} accepted; "
         f"{story.seconds / 60:.1f} of {request.budget_minutes:g} minutes of judging",
     ]
@@ -157,7 +173,9 @@ def status_lines(story: Story) -> list[str]:
     if timed:
         best = min(timed, key=lambda a: a.microseconds)
         basis = "measured" if best.measured else "modelled, not measured"
-        lines.append(f"  best: {best.candidate[:12]}, {best.microseconds:.1f} us over all places ({basis}): {best.note}")
+        lines.append(
+            f"  best: {best.candidate[:12]}, {best.microseconds:.1f} us over all places ({basis}): {best.note}"
+        )
     if request.chat is not None:
         chat = request.chat
         lines.append(f"  model {chat.model or '(the only one there)'} at {chat.base_url}: {story.bill}")

@@ -1,4 +1,4 @@
-"""The workbench: what every tool does. Holds no secret of the judge: contract, model directory and archive are all it sees."""
+"""The workbench: what every tool does. It holds no secret of the judge: all it sees is contract, model directory, archive."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 
 from fasttrack_validation.claims.cells import Measured
-from fasttrack_validation.errors import UserError
 from fasttrack_validation.judge.candidate import Candidate
 from fasttrack_validation.judge.verdict import Outcome, Status, Verdict
 
@@ -100,7 +99,9 @@ class Workbench:
         known = {e.proposal.candidate.digest(): e.proposal.candidate for e in self.history} | self._drafts
         found = [digest for digest in known if digest.startswith(name)] if len(name) >= 8 else []
         if len(found) != 1:
-            raise ToolProblem(f"{'no' if not found else 'more than one'} candidate is called {name[:70]!r}; `history` lists them")
+            raise ToolProblem(
+                f"{'no' if not found else 'more than one'} candidate is called {name[:70]!r}; `history` lists them"
+            )
         return known[found[0]]
 
     def told(self, last: int) -> str:
@@ -123,7 +124,9 @@ class Workbench:
 
     def _read(self, tool: ReadFile) -> str:
         path = self.directory.path / tool.path
-        inside = path.resolve().is_relative_to(self.directory.path.resolve()) and ".." not in PurePosixPath(tool.path).parts
+        inside = (
+            path.resolve().is_relative_to(self.directory.path.resolve()) and ".." not in PurePosixPath(tool.path).parts
+        )
         if not inside or path.suffix not in _READABLE or not path.is_file() or path.is_symlink():
             raise ToolProblem(f"no file {tool.path[:100]!r} can be read; `list_files` names those that can")
         return _page(path.read_text("utf-8", "replace"), tool.path, tool.offset)
@@ -183,7 +186,9 @@ class Workbench:
 
 def ruling(verdict: Verdict) -> str:
     """A verdict for an agent: status, reason, and what each failed check says. No figure of the oracle is among it."""
-    lines = [f"{verdict.status}" + (f": {verdict.reason}: {verdict.message}" if verdict.reason or verdict.message else "")]
+    lines = [
+        f"{verdict.status}" + (f": {verdict.reason}: {verdict.message}" if verdict.reason or verdict.message else "")
+    ]
     for check in verdict.checks:
         if check.outcome in (Outcome.FAIL, Outcome.INVALID) and check.message and check.message != verdict.message:
             lines.append(f"  {check.check} {check.title}: {check.message}")
@@ -234,7 +239,9 @@ def profile(verdict: Verdict, bench: Workbench) -> str:
     for number, launch in enumerate(plan.launches, start=1):
         variant = plan.kernels[launch.kernel]
         grid = " x ".join(map(str, launch.grid))
-        lines.append(f"{number}. {variant.function}: grid {grid}, stream {launch.stream}, {launch.role}, options {dict(variant.options)}")
+        lines.append(
+            f"{number}. {variant.function}: grid {grid}, stream {launch.stream}, {launch.role}, options {dict(variant.options)}"
+        )
     for audit in verdict.audits:
         lines.append(
             f"{audit.kernel} for {audit.target}: {audit.threads} threads, {audit.registers} registers, "
@@ -253,4 +260,8 @@ def _page(text: str, what: str, offset: int, *, quote: bool = True) -> str:
     part = text[offset : offset + PAGE]
     shown = briefing.quoted(part) if quote else part
     end = offset + len(part)
-    return shown + (f"\n({what} goes on: {end} of {len(text)} characters shown; read on with offset {end})" if end < len(text) else "")
+    return shown + (
+        f"\n({what} goes on: {end} of {len(text)} characters shown; read on with offset {end})"
+        if end < len(text)
+        else ""
+    )

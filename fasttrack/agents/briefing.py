@@ -55,12 +55,18 @@ def contract(bench: "Workbench") -> str:
         first = workloads[0]
         lines.append(f"Tensors at workload {first.name} (axes {first.axes}); strides in elements:")
         for spec in op.tensors(first):
-            lines.append(f"  {spec.name}: {spec.role}, {spec.dtype}, shape {list(spec.shape)}, strides {list(spec.strides)}")
+            lines.append(
+                f"  {spec.name}: {spec.role}, {spec.dtype}, shape {list(spec.shape)}, strides {list(spec.strides)}"
+            )
         lines.append("")
     if hasattr(op, "comparisons"):
         lines.append("Tolerances, against a float64 oracle:")
         for one in op.comparisons:
-            limit = "bit for bit" if one.kind == "exact" else f"error at most {one.ratio:g} times the plain path's own (largest: {one.max_ratio:g})"
+            limit = (
+                "bit for bit"
+                if one.kind == "exact"
+                else f"error at most {one.ratio:g} times the plain path's own (largest: {one.max_ratio:g})"
+            )
             lines.append(f"  {one.tensor}: {limit}")
         lines.append("")
     if hasattr(op, "distributions"):
@@ -69,6 +75,12 @@ def contract(bench: "Workbench") -> str:
     lines.append("Workloads, the bytes that must move, and the floor at datasheet bandwidth:")
     for workload in workloads:
         cost = op.cost(workload)
-        floors = [f"{hardware} {floor:.3g} us" for (hardware, name), floor in bench.floors.items() if name == workload.name and floor]
-        lines.append(f"  {workload.name}: axes {workload.axes}; {cost.bytes} bytes, {cost.flops} flops; {', '.join(floors) or 'no floor'}")
+        floors = [
+            f"{hardware} {floor:.3g} us"
+            for (hardware, name), floor in bench.floors.items()
+            if name == workload.name and floor
+        ]
+        lines.append(
+            f"  {workload.name}: axes {workload.axes}; {cost.bytes} bytes, {cost.flops} flops; {', '.join(floors) or 'no floor'}"
+        )
     return "\n".join(lines)

@@ -15,7 +15,9 @@ CAPS = ("max_completion_tokens", "max_tokens")
 OPTIONAL = (
     "stream_options", "parallel_tool_calls", "reasoning_effort", "seed", "temperature", "cap", "tools", "stream"
 )  # fmt: skip
-_LIMIT = re.compile(r"(?:at most|maximum(?: value)?(?: of| is|:)?|<=?|less than(?: or equal to)?|up to)\D{0,20}(\d{2,7})", re.I)
+_LIMIT = re.compile(
+    r"(?:at most|maximum(?: value)?(?: of| is|:)?|<=?|less than(?: or equal to)?|up to)\D{0,20}(\d{2,7})", re.I
+)
 _LENGTH = re.compile(
     r"context[ _-]?(?:length|window|size)|maximum context|prompt is too long|too many tokens|input.{0,20}too long", re.I
 )
@@ -59,7 +61,9 @@ def learn(known: Capabilities, sent: dict[str, object], message: str, parameter:
     if named is None:
         # The first one mentioned: "'max_tokens' is not supported, use 'max_completion_tokens'".
         places = {name: message.find(name) for name in sent if name not in ("messages", "model") and name in message}
-        places = {n: at for n, at in places.items() if re.search(rf"(?<![A-Za-z_]){re.escape(n)}(?![A-Za-z_])", message)}
+        places = {
+            n: at for n, at in places.items() if re.search(rf"(?<![A-Za-z_]){re.escape(n)}(?![A-Za-z_])", message)
+        }
         named = min(places, key=lambda name: places[name], default=None)
     if named is None and ("tool" in message.lower() and "tools" in sent):
         named = "tools"

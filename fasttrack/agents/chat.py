@@ -65,7 +65,9 @@ class Chat:
 
 
 class _Conversation:
-    def __init__(self, chat: Chat, history: Sequence[Evaluation], drawn: lineage.Draw, number: int, budget: int) -> None:
+    def __init__(
+        self, chat: Chat, history: Sequence[Evaluation], drawn: lineage.Draw, number: int, budget: int
+    ) -> None:
         self.chat, self.bench, self.metered = chat, chat.bench, chat.metered
         self.drawn, self.number, self.budget = drawn, number, budget
         self.round = len(history)
@@ -115,10 +117,14 @@ class _Conversation:
         if answer.calls:
             # Half a call cannot be followed, even where it happens to be JSON.
             self._say(answer.model_copy(update={"calls": ()}))
-            self._reply(f"Your tool call was cut at {answer.cap} tokens and nothing of it was used. Make it again, shorter.")
+            self._reply(
+                f"Your tool call was cut at {answer.cap} tokens and nothing of it was used. Make it again, shorter."
+            )
         elif not answer.text.strip():
             self._say(answer)
-            self._reply(f"Your answer reached its cap of {answer.cap} tokens before it said anything. Think less and answer.")
+            self._reply(
+                f"Your answer reached its cap of {answer.cap} tokens before it said anything. Think less and answer."
+            )
         else:
             # The model sees its own text; a fence that it opens anew would close the one that is open.
             self.pending += _resumed(self.pending, answer.text)
@@ -186,7 +192,11 @@ class _Conversation:
         message: dict = {"role": "assistant", "content": answer.text or ("" if native else "(no text)")}
         if native and answer.calls:
             message["tool_calls"] = [
-                {"id": c.id, "type": "function", "function": {"name": c.name or "unknown", "arguments": _json(c.arguments)}}
+                {
+                    "id": c.id,
+                    "type": "function",
+                    "function": {"name": c.name or "unknown", "arguments": _json(c.arguments)},
+                }
                 for c in answer.calls
             ]
         self.messages.append(message)
@@ -222,13 +232,22 @@ class _Conversation:
 def _nothing(answer: Answer, found: reading.Reading) -> tuple[str, str]:
     """Why there is nothing to follow, for the record and for the model."""
     if answer.refusal:
-        return f"the model refused: {briefing.line(answer.refusal)}", "Write a candidate, or call `finish` if you will not."
+        return (
+            f"the model refused: {briefing.line(answer.refusal)}",
+            "Write a candidate, or call `finish` if you will not.",
+        )
     if answer.empty and answer.reasoning:
-        return "everything it wrote was reasoning", "Your answer was empty: what you think is not read. Answer with a candidate."
+        return (
+            "everything it wrote was reasoning",
+            "Your answer was empty: what you think is not read. Answer with a candidate.",
+        )
     if answer.empty:
         return "its answer was empty", "Your answer was empty. Answer with a candidate."
     if found.open:
-        return "a code block has no end", "Your last code block has no end. Write the file again, whole, and close the block."
+        return (
+            "a code block has no end",
+            "Your last code block has no end. Write the file again, whole, and close the block.",
+        )
     return (
         f"no candidate in its answer: {briefing.line(answer.text, 80)}",
         "There is no tool call and no file in your answer. Write whole files, or call a tool.",

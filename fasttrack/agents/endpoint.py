@@ -58,8 +58,7 @@ class Endpoint:
         try:
             self._client = openai.OpenAI(
                 base_url=settings.base_url, api_key=key or "none", max_retries=0,
-                timeout=httpx.Timeout(settings.read_seconds, connect=settings.connect_seconds), organization="",
-                project="",
+                timeout=httpx.Timeout(settings.read_seconds, connect=settings.connect_seconds),
             )  # fmt: skip
         except (ValueError, TypeError, ImportError, httpx.HTTPError) as error:
             how = "correct HTTP_PROXY, HTTPS_PROXY, ALL_PROXY or NO_PROXY"
@@ -123,7 +122,9 @@ class Endpoint:
             answer = self._clean(assembly.answer(cap))
             # A connection that is cut looks like the end of a body; a server that is through says so in one of three ways.
             if not done and answer.finish is None and answer.usage is None:
-                raise Failure(Kind.CUT, "the answer ended without a finish reason, a count of tokens or [DONE]", partial=answer)
+                raise Failure(
+                    Kind.CUT, "the answer ended without a finish reason, a count of tokens or [DONE]", partial=answer
+                )
             return answer
         text = response.text if response.is_closed else response.read().decode("utf-8", "replace")
         try:
@@ -131,7 +132,11 @@ class Endpoint:
         except (ValueError, RecursionError):
             data = None
         if not isinstance(data, dict):
-            what = "a web page" if "<html" in text[:2000].lower() or kind == "text/html" else f"{kind or 'nothing'} that is no JSON"
+            what = (
+                "a web page"
+                if "<html" in text[:2000].lower() or kind == "text/html"
+                else f"{kind or 'nothing'} that is no JSON"
+            )
             raise Failure(
                 Kind.FATAL, f"{self._settings.base_url} answered with {what}: {self._short(text)}",
                 how="check the address (it mostly ends in /v1), the proxy variables and whether a login page is in between",
@@ -156,7 +161,9 @@ class Endpoint:
             raise
         except openai.APITimeoutError as error:
             if isinstance(error.__cause__, httpx.ConnectTimeout | httpx.PoolTimeout):
-                raise Failure(Kind.BUSY, f"{host} could not be reached in {self._settings.connect_seconds:g} s") from None
+                raise Failure(
+                    Kind.BUSY, f"{host} could not be reached in {self._settings.connect_seconds:g} s"
+                ) from None
             silence = f"{host} was silent for {self._settings.read_seconds:g} seconds"
             raise Failure(Kind.CUT, silence) from None
         except openai.APIStatusError as error:
@@ -173,16 +180,32 @@ class Endpoint:
 
         host, cause = self._settings.base_url, _root(error)
         chain = list(_chain(error))
-        if any(isinstance(one, ssl.SSLError) for one in chain) or "CERTIFICATE_VERIFY" in str(cause) or "SSL" in str(cause):
+        if (
+            any(isinstance(one, ssl.SSLError) for one in chain)
+            or "CERTIFICATE_VERIFY" in str(cause)
+            or "SSL" in str(cause)
+        ):
             how = "check the address and the clock; for a private authority set SSL_CERT_FILE to its certificate"
             return Failure(Kind.FATAL, self._short(f"no TLS connection to {host}: {cause}"), how=how)
         text = " ".join(map(str, chain))
-        if any(mark in text for mark in ("Name or service not known", "name resolution", "nodename nor servname", "No address associated")):
-            return Failure(Kind.FATAL, f"there is no host of the name in {host}", how="check the address, or the proxy variables")
+        if any(
+            mark in text
+            for mark in (
+                "Name or service not known",
+                "name resolution",
+                "nodename nor servname",
+                "No address associated",
+            )
+        ):
+            return Failure(
+                Kind.FATAL, f"there is no host of the name in {host}", how="check the address, or the proxy variables"
+            )
         # A connection that broke once the request was out may have been answered at the other end.
         sent = any(isinstance(one, httpx.ReadError | httpx.RemoteProtocolError | httpx.WriteError) for one in chain)
         kind = Kind.CUT if sent else Kind.BUSY
-        return Failure(kind, self._short(f"{host} cannot be reached: {cause}" if not sent else f"{host} broke off: {cause}"))
+        return Failure(
+            kind, self._short(f"{host} cannot be reached: {cause}" if not sent else f"{host} broke off: {cause}")
+        )
 
     def _refusal(self, status: int, body: object, headers) -> Failure:
         """What an error with a status and perhaps a body means."""
@@ -198,7 +221,9 @@ class Endpoint:
                 how=f"renew the key in ${KEY} or the file that ${KEY_FILE} names, then go on with `fasttrack propose --resume`",
             )  # fmt: skip
         if status == 402 or code in ("insufficient_quota", "billing_hard_limit_reached"):
-            return Failure(Kind.FATAL, f"the account is out of credit: {said}", how="top it up, then go on with --resume")
+            return Failure(
+                Kind.FATAL, f"the account is out of credit: {said}", how="top it up, then go on with --resume"
+            )
         if status in (404, 405):
             return Failure(Kind.FATAL, f"{self._settings.base_url} knows no such model or address ({status}): {said}",
                            how="check --endpoint and --llm", parameter="model" if "model" in said.lower() else None)  # fmt: skip

@@ -64,13 +64,13 @@ class External:
                 return f"the run is over: {self._over}", False
         try:
             tool = parse(name, arguments)
+            result = self._bench.call(tool)
+            if result.proposal is None and result.finish is None:
+                return result.text, True
             with self._turn:
-                result = self._bench.call(tool)
                 if result.proposal is not None:
                     return self._judged(result.proposal), True
-                if result.finish is not None:
-                    return self._finished(result.finish), True
-                return result.text, True
+                return self._finished(result.finish), True
         except (ToolProblem, UserError) as problem:
             return f"not done: {problem}", False
 

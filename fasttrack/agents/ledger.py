@@ -176,7 +176,11 @@ class Requests:
         """Closes a request with its answer; whether the server had counted its tokens."""
         counted = answer.usage is not None
         usage = answer.usage or self._asked(number).cap
-        self._add(Answered(number=number, answer=answer, usage=usage, usd=self._usd(usage), seconds=seconds, estimated=not counted))
+        self._add(
+            Answered(
+                number=number, answer=answer, usage=usage, usd=self._usd(usage), seconds=seconds, estimated=not counted
+            )
+        )
         return counted
 
     def cut(self, number: int, why: str, seconds: float, partial: Answer | None = None) -> None:

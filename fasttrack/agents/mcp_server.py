@@ -82,9 +82,13 @@ def serve_http(external: External, port: int, ready: Callable[[str, str], None])
         listener.listen()  # who reads the address can connect at once
     except OSError as error:
         listener.close()
-        raise UserError(f"port {port} cannot be had: {error.strerror}", "give another --port, or 0 for a free one") from error
+        raise UserError(
+            f"port {port} cannot be had: {error.strerror}", "give another --port, or 0 for a free one"
+        ) from error
     application = guarded(server(external).streamable_http_app(), token)
-    running = uvicorn.Server(uvicorn.Config(application, log_level="critical", lifespan="on", access_log=False, timeout_graceful_shutdown=2))
+    running = uvicorn.Server(
+        uvicorn.Config(application, log_level="critical", lifespan="on", access_log=False, timeout_graceful_shutdown=2)
+    )
 
     async def serve() -> None:
         task = asyncio.create_task(running.serve(sockets=[listener]))
@@ -108,7 +112,9 @@ def guarded(application, token: str):
         if scope["type"] == "http":
             given = dict(scope["headers"]).get(b"authorization", b"")
             if not hmac.compare_digest(given, expected):
-                await send({"type": "http.response.start", "status": 401, "headers": [(b"www-authenticate", b"Bearer")]})
+                await send(
+                    {"type": "http.response.start", "status": 401, "headers": [(b"www-authenticate", b"Bearer")]}
+                )
                 await send({"type": "http.response.body", "body": b"a bearer token is needed\n"})
                 return
         await application(scope, receive, send)

@@ -49,7 +49,9 @@ class Metered:
         self._endpoint, self._memory, self._elsewhere, self._say, self._sleep = endpoint, memory, elsewhere, say, sleep
         self.known = self._kept = memory.read()
         if requests.recovered:
-            say(f"note: requests cut off when the run stopped: {requests.recovered}; booked at their caps and asked once more")
+            say(
+                f"note: requests cut off when the run stopped: {requests.recovered}; booked at their caps and asked once more"
+            )
 
     @property
     def tools(self) -> bool:
@@ -66,7 +68,10 @@ class Metered:
         )
 
     def ask(self, place: Place, messages: list[dict], tools: list[dict]) -> Answer:
-        """The answer at `place`: from the ledger, or from the endpoint. Raises BudgetGone, PromptTooLong, NoTools or UserError."""
+        """The answer at `place`: from the ledger, or from the endpoint.
+
+        Raises BudgetGone, PromptTooLong, NoTools or UserError.
+        """
         if (known := self.requests.answer_at(place)) is not None:
             return known
         self._find_model()
@@ -148,9 +153,14 @@ class Metered:
         try:
             models = self._endpoint.models()
         except Failure as failure:
-            raise UserError(f"no model was named, and the endpoint lists none: {failure.message}", "name one: --llm MODEL") from None
+            raise UserError(
+                f"no model was named, and the endpoint lists none: {failure.message}", "name one: --llm MODEL"
+            ) from None
         if len(models) != 1:
-            raise UserError(f"no model was named, and the endpoint lists {len(models)}: {', '.join(models[:8])}", "name one: --llm MODEL")
+            raise UserError(
+                f"no model was named, and the endpoint lists {len(models)}: {', '.join(models[:8])}",
+                "name one: --llm MODEL",
+            )
         self.known = self.known.model_copy(update={"served_model": models[0]})
 
     def _models_hint(self, failure: Failure) -> str:

@@ -32,7 +32,10 @@ def build(
         room = budget - estimate([_system(system), {"role": "user", "content": fixed}])
         # Three bytes a token, as estimated; both sources share the room, and fences take some of it.
         characters = int(max(0, room) * 3 * share) - 400
-        messages = [_system(system), {"role": "user", "content": _user(bench, history, draw, left, rounds_left, attempts, max(0, characters))}]
+        messages = [
+            _system(system),
+            {"role": "user", "content": _user(bench, history, draw, left, rounds_left, attempts, max(0, characters))},
+        ]
         if estimate(messages) <= budget and characters > 2000:
             break
     return messages
@@ -51,14 +54,15 @@ def _user(
     return _render(
         "prompt_round", contract=briefing.contract(bench), judged=len(history), shown=min(attempts, len(history)),
         accepted=sum(e.verdict.status is Status.ACCEPTED for e in history), left=left, rounds_left=rounds_left,
-        attempts=bench.told(attempts) if attempts and history else "",
-        best=best and benches.attempt_line(list(history).index(best), best),
-        parent_times=benches.times_table(draw.parent.verdict, bench.floors) if draw.parent and attempts else "",
-        launches=benches.profile(draw.parent.verdict, bench) if draw.parent and attempts > 3 else "",
+        # Notes, names of kernels, and messages that repeat what a candidate has printed are others' text: quoted.
+        attempts=briefing.quoted(bench.told(attempts)) if attempts and history else "",
+        best=best and briefing.quoted(benches.attempt_line(list(history).index(best), best)),
+        parent_times=briefing.quoted(benches.times_table(draw.parent.verdict, bench.floors)) if draw.parent and attempts else "",
+        launches=briefing.quoted(benches.profile(draw.parent.verdict, bench)) if draw.parent and attempts > 3 else "",
         failed=failed and _sources(failed, share, bench.tree if failed.files.keys() == bench.tree.files.keys() else None),
-        failed_ruling=draw.failed and benches.ruling(draw.failed.verdict)[:4000],
+        failed_ruling=draw.failed and briefing.quoted(benches.ruling(draw.failed.verdict)[:4000]),
         parent_name="What the tree has" if draw.parent is None else f"Candidate {parent.digest()[:12]}",
-        parent_config=briefing.config(parent), parent=_sources(parent, share, None),
+        parent_config=briefing.quoted(briefing.config(parent)), parent=_sources(parent, share, None),
         bucket=bucket and f"{bucket.rows[0]} to {bucket.rows[1]} rows at TP {bucket.tp} on {bucket.hardware}",
     )  # fmt: skip
 
@@ -76,7 +80,11 @@ def _sources(candidate: Candidate, characters: int, known: Candidate | None) -> 
         while shown and len(shown.encode()) > max(0, room):
             shown = shown[: max(0, min(len(shown) - 1, len(shown) * max(0, room) // len(shown.encode())))]
         room -= len(shown.encode())
-        cut = "" if shown == text else f"\n({len(text) - len(shown)} of {len(text)} characters left out; `read_candidate` shows all)"
+        cut = (
+            ""
+            if shown == text
+            else f"\n({len(text) - len(shown)} of {len(text)} characters left out; `read_candidate` shows all)"
+        )
         parts.append(f"`{name}`:\n\n{briefing.quoted(shown)}{cut}" if shown or not text else f"`{name}`: {cut.strip()}")
     return "\n\n".join(parts)
 

@@ -66,7 +66,9 @@ def read(answer: Answer) -> Reading:
     found = list(blocks(text))
     if native:
         return Reading(tuple(native), {}, False)
-    calls = [call for block in found if block.closed and block.language in _CALL_LANGUAGES for call in _written(block.text)]
+    calls = [
+        call for block in found if block.closed and block.language in _CALL_LANGUAGES for call in _written(block.text)
+    ]
     for tagged in _TAGGED.findall(text):
         calls += _written(tagged)
     if not found and not calls:

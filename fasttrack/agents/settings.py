@@ -50,7 +50,9 @@ class PriceTable(Frozen):
     def of(self, endpoint: str, model: str | None) -> Price | None:
         """The first price for this model there, else the first for every model there."""
         there = [row for row in self.price if row.endpoint.rstrip("/") == endpoint]
-        row = next((r for r in there if model and r.model == model), None) or next((r for r in there if not r.model), None)
+        row = next((r for r in there if model and r.model == model), None) or next(
+            (r for r in there if not r.model), None
+        )
         return row and Price(input=row.input, output=row.output, cached_input=row.cached_input)
 
 
@@ -117,7 +119,10 @@ def configured(options: ChatOptions, environment: Mapping[str, str] = os.environ
 
 
 def resolve(options: ChatOptions, environment: Mapping[str, str] = os.environ) -> ChatSettings:
-    """The settings of a run: options before the file before the environment. Raises UserError, also for want of a price."""
+    """The settings of a run: options before the file before the environment.
+
+    Raises UserError, also for want of a price.
+    """
     url = base_url(options.endpoint or environment.get(BASE_URL) or DEFAULT_URL)
     model = options.llm or environment.get(MODEL) or None
     file = strict_toml.parse(_read(options.settings), _File, options.settings) if options.settings else _File()
@@ -131,11 +136,16 @@ def resolve(options: ChatOptions, environment: Mapping[str, str] = os.environ) -
         raise UserError(f"the price of {model or 'the model'} at {url} is not known", PRICE_HELP)
     try:
         return ChatSettings(
-            base_url=url, model=model, price=price, **{name: value for name, value in values.items() if value is not None}
+            base_url=url,
+            model=model,
+            price=price,
+            **{name: value for name, value in values.items() if value is not None},
         )
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False)[0]
-        raise UserError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}", "correct the option or the file") from error
+        raise UserError(
+            f"{'.'.join(map(str, first['loc']))}: {first['msg']}", "correct the option or the file"
+        ) from error
 
 
 def base_url(text: str) -> str:
@@ -146,7 +156,9 @@ def base_url(text: str) -> str:
     except ValueError:
         parts, usable = None, False
     if not usable:
-        raise UserError("the endpoint is no http or https URL", "give one like https://host/v1, or http://127.0.0.1:8080/v1")
+        raise UserError(
+            "the endpoint is no http or https URL", "give one like https://host/v1, or http://127.0.0.1:8080/v1"
+        )
     if parts.username or parts.password or parts.query or parts.fragment:
         raise UserError(
             "the endpoint's URL carries more than an address",

@@ -43,7 +43,9 @@ class ReadCandidate(Tool):
     """An earlier candidate: its files, configuration and verdict."""
 
     name: ClassVar[str] = "read_candidate"
-    candidate: str = Field(description="its digest, or the first eight characters or more; `tree` is what the tree has now")
+    candidate: str = Field(
+        description="its digest, or the first eight characters or more; `tree` is what the tree has now"
+    )
     offset: int = Field(default=0, ge=0, description="first character, to read on in a long candidate")
 
 
@@ -63,7 +65,9 @@ class WriteCandidate(Tool):
     config: dict[str, bool | int | float | str] = Field(
         default={}, description="what launch() gets as config; parameters left out have the default of the design space"
     )
-    base: str = Field(default="tree", description="digest of the candidate to start from; `tree` is what the tree has now")
+    base: str = Field(
+        default="tree", description="digest of the candidate to start from; `tree` is what the tree has now"
+    )
 
 
 class Evaluate(Tool):
@@ -116,7 +120,9 @@ def parse(name: str, arguments: dict[str, object]) -> Tool:
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False)[0]
         where = ".".join(map(str, first["loc"])) or "arguments"
-        raise ToolProblem(f"{name}: {where}: {first['msg']}; it takes {', '.join(TOOLS[name].model_fields) or 'nothing'}") from None
+        raise ToolProblem(
+            f"{name}: {where}: {first['msg']}; it takes {', '.join(TOOLS[name].model_fields) or 'nothing'}"
+        ) from None
 
 
 def description(tool: type[Tool]) -> str:
@@ -141,5 +147,9 @@ def functions() -> list[dict[str, object]]:
 def _plain(value: object, *, names: bool = False) -> object:
     """A schema without titles, which cost tokens and say nothing. `names`: keys are names of properties."""
     if isinstance(value, dict):
-        return {k: _plain(v, names=not names and k in ("properties", "$defs")) for k, v in value.items() if names or k != "title"}
+        return {
+            k: _plain(v, names=not names and k in ("properties", "$defs"))
+            for k, v in value.items()
+            if names or k != "title"
+        }
     return [_plain(item) for item in value] if isinstance(value, list) else value

@@ -112,12 +112,15 @@ def say(
     return play
 
 
-def write(text: str | dict, note: str = "", config: dict | None = None, path: str = "kernels/copy.py", **more: object) -> Play:
+def write(
+    text: str | dict, note: str = "", config: dict | None = None, path: str = "kernels/copy.py", **more: object
+) -> Play:
     """Writes a candidate and has it judged, in one answer with two tool calls."""
     files = text if isinstance(text, dict) else {path: text}
     listed = [{"path": name, "text": body} for name, body in files.items()]
     return say(
-        calls=[tool("write_candidate", "w", files=listed, config=config or {}), tool("evaluate", "e", note=note)], **more
+        calls=[tool("write_candidate", "w", files=listed, config=config or {}), tool("evaluate", "e", note=note)],
+        **more,
     )
 
 
@@ -155,7 +158,13 @@ class ModelServer:
             def do_GET(self):
                 outer.paths.append(self.path)
                 exchange = Exchange(self, outer, {}, -1)
-                exchange.json(200, {"object": "list", "data": [{"id": m, "object": "model", "created": 1, "owned_by": "x"} for m in outer.models]})
+                exchange.json(
+                    200,
+                    {
+                        "object": "list",
+                        "data": [{"id": m, "object": "model", "created": 1, "owned_by": "x"} for m in outer.models],
+                    },
+                )
 
             def do_CONNECT(self):
                 outer.paths.append(f"CONNECT {self.path}")
@@ -170,7 +179,11 @@ class ModelServer:
                     outer.headers.append({k.lower(): v for k, v in self.headers.items()})
                 exchange = Exchange(self, outer, body, number)
                 if outer.key is not None and self.headers.get("Authorization") != f"Bearer {outer.key}":
-                    exchange.error(401, f"Incorrect API key provided: {self.headers.get('Authorization', '')[7:]}", code="invalid_api_key")
+                    exchange.error(
+                        401,
+                        f"Incorrect API key provided: {self.headers.get('Authorization', '')[7:]}",
+                        code="invalid_api_key",
+                    )
                     return
                 try:
                     outer.script[min(number, len(outer.script) - 1)](exchange)

@@ -35,7 +35,13 @@ def test_options_before_the_file_before_the_environment(tmp_path):
     file.write_text("usd = 2.0\ntokens = 1000\ntemperature = 0.3\n")
     environment = {"OPENAI_BASE_URL": "http://127.0.0.1:9/v1/", "FASTTRACK_MODEL": "env"}
     found = resolve(ChatOptions(llm="said", price="0", usd=1.0, settings=file), environment)
-    assert (found.base_url, found.model, found.usd, found.tokens, found.temperature) == ("http://127.0.0.1:9/v1", "said", 1.0, 1000, 0.3)
+    assert (found.base_url, found.model, found.usd, found.tokens, found.temperature) == (
+        "http://127.0.0.1:9/v1",
+        "said",
+        1.0,
+        1000,
+        0.3,
+    )
     file.write_text("budget = 3\n")
     with pytest.raises(UserError, match="budget"):
         resolve(ChatOptions(price="0", settings=file), environment)
@@ -73,7 +79,15 @@ def test_a_damaged_ledger_is_named(tmp_path):
         ledger.Requests(tmp_path, Price(input=0, output=0))
 
 
-SENT = {"model": "m", "messages": [], "max_completion_tokens": 100, "stream": True, "stream_options": {}, "tools": [], "seed": 1}
+SENT = {
+    "model": "m",
+    "messages": [],
+    "max_completion_tokens": 100,
+    "stream": True,
+    "stream_options": {},
+    "tools": [],
+    "seed": 1,
+}
 
 
 @pytest.mark.parametrize(
@@ -97,7 +111,9 @@ def test_refusals_without_a_reason_end_when_nothing_is_left():
     known, steps = Capabilities(), 0
     sent = dict(SENT)
     while known is not None:
-        sent = {k: v for k, v in sent.items() if k not in known.refused and (not k.startswith("max_") or known.cap_name)}
+        sent = {
+            k: v for k, v in sent.items() if k not in known.refused and (not k.startswith("max_") or known.cap_name)
+        }
         known, steps = learn(known, sent, "", None), steps + 1
         assert steps < 12
     # stream_options, seed, the cap in two names, tools, stream; then nothing is left.

@@ -26,7 +26,9 @@ BROKEN = edited("def launch(ctx, buffers, axes, config):", "def launch(ctx, buff
 # The weights are not normalised.
 WRONG = edited("tl.math.div_rn(own, tl.sum(own) + 1e-20)", "own")
 # Leaves its selection in the input, so that the next call finds it there: a store that no plan allows.
-CHEAT = edited("    tl.store(ids + place, chosen)\n", "    tl.store(ids + place, chosen)\n    tl.store(logits + chosen, own)\n")
+CHEAT = edited(
+    "    tl.store(ids + place, chosen)\n", "    tl.store(ids + place, chosen)\n    tl.store(logits + chosen, own)\n"
+)
 # Right, and reads every logit twice.
 SLOW = edited(
     "    bits = tl.where(", "    again = tl.load(logits + expert, mask=inside, other=0.0, volatile=True)\n"
@@ -59,14 +61,22 @@ def small_model(root: Path) -> None:
 
 def git(directory: Path, *arguments: str) -> str:
     identity = ["-c", "user.name=A Person", "-c", "user.email=person@example.org"]
-    return subprocess.run(["git", *identity, *arguments], cwd=directory, check=True, capture_output=True, text=True).stdout.strip()
+    return subprocess.run(
+        ["git", *identity, *arguments], cwd=directory, check=True, capture_output=True, text=True
+    ).stdout.strip()
 
 
 @pytest.mark.slow
 def test_from_a_broken_kernel_to_a_draft_pull_request(tmp_path):
     root, home = tmp_path / "checkout", tmp_path / "home"
     small_model(root)
-    environment = {**os.environ, "FASTTRACK_HOME": str(home), "HOME": str(home), "XDG_CONFIG_HOME": str(home), "OPENAI_API_KEY": KEY}
+    environment = {
+        **os.environ,
+        "FASTTRACK_HOME": str(home),
+        "HOME": str(home),
+        "XDG_CONFIG_HOME": str(home),
+        "OPENAI_API_KEY": KEY,
+    }
     command = [sys.executable, "-m", "fasttrack"]
 
     def call(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -91,7 +101,9 @@ def test_from_a_broken_kernel_to_a_draft_pull_request(tmp_path):
     body = Path(outcome["body"]).read_text("utf-8")
     assert "the agent `chat` with the model `scripted-1`" in body and f"{server.totals[0]} tokens in" in body
     story = call("explain", outcome["run"]).stdout
-    assert all(word in story for word in ("Turning points", "attempt 4", "execution.out_of_bounds", f"{server.totals[1]} out"))
+    assert all(
+        word in story for word in ("Turning points", "attempt 4", "execution.out_of_bounds", f"{server.totals[1]} out")
+    )
     # What a model is shown is the public part of the exam.
     prompts = json.dumps(server.requests)
     assert "exact, one program a row" in prompts and "-unseen" not in prompts and KEY not in prompts

@@ -115,5 +115,7 @@ def test_killed_and_resumed(moment, checkout, tmp_path, undisturbed):
     assert (told.bill.prompt - more[0], told.bill.completion - more[1]) == server.totals
 
     # No verdict that was reached is reached again.
-    judged = Counter(tuple(json.loads(line)[:2]) for line in log.read_text().splitlines() if json.loads(line)[0] == "screen")
+    judged = Counter(
+        tuple(json.loads(line)[:2]) for line in log.read_text().splitlines() if json.loads(line)[0] == "screen"
+    )
     assert set(judged.values()) == {1}

@@ -51,7 +51,9 @@ def empty_400_for_stream_options(exchange: Exchange) -> None:
 
 def caps_at_4096(exchange: Exchange) -> None:
     if exchange.body.get("max_completion_tokens", 0) > 4096:
-        exchange.error(400, "max_completion_tokens is too large: 16384. This model supports at most 4096 completion tokens.")
+        exchange.error(
+            400, "max_completion_tokens is too large: 16384. This model supports at most 4096 completion tokens."
+        )
     else:
         GOOD(exchange)
 
@@ -169,28 +171,43 @@ def no_choices(exchange: Exchange) -> None:
 
 def content_parts(exchange: Exchange) -> None:
     usage = exchange.bill(20)
-    message = {"role": "assistant", "content": [{"type": "text", "text": TEXT[:20]}, {"type": "text", "text": TEXT[20:]}]}
+    message = {
+        "role": "assistant",
+        "content": [{"type": "text", "text": TEXT[:20]}, {"type": "text", "text": TEXT[20:]}],
+    }
     exchange.json(200, envelope(choices=[{"index": 0, "message": message, "finish_reason": "stop"}], usage=usage))
 
 
 def line_separators(exchange: Exchange) -> None:
     """U+2028 stands unescaped in JSON, and is no end of a line there."""
     exchange.start_stream()
-    part = envelope(choices=[{"index": 0, "delta": {"content": TEXT.replace("# right", "# right\u2028\x85")}, "finish_reason": "stop"}])
+    part = envelope(
+        choices=[
+            {"index": 0, "delta": {"content": TEXT.replace("# right", "# right\u2028\x85")}, "finish_reason": "stop"}
+        ]
+    )
     exchange.event(json.dumps({**part, "usage": exchange.bill(30)}, ensure_ascii=False))
     exchange.event("[DONE]")
 
 
 def too_long_at_first(exchange: Exchange) -> None:
     if exchange.prompt_tokens > 1700:
-        exchange.error(400, "This model's maximum context length is 1700 tokens. However, you requested more.", code="context_length_exceeded")
+        exchange.error(
+            400,
+            "This model's maximum context length is 1700 tokens. However, you requested more.",
+            code="context_length_exceeded",
+        )
     else:
         GOOD(exchange)
 
 
 def reasoning_counted_apart(exchange: Exchange) -> None:
     """completion_tokens without the reasoning; total_tokens has it."""
-    message = {"role": "assistant", "content": None, "tool_calls": [tool("write_candidate", "w", **json.loads(ARGUMENTS)), tool("evaluate", "e")]}
+    message = {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [tool("write_candidate", "w", **json.loads(ARGUMENTS)), tool("evaluate", "e")],
+    }
     exchange.server.billed.append((100, 90))
     usage = {"prompt_tokens": 100, "completion_tokens": 40, "total_tokens": 190}
     exchange.json(200, envelope(choices=[{"index": 0, "message": message, "finish_reason": "tool_calls"}], usage=usage))
@@ -364,7 +381,9 @@ def test_the_model_is_read_from_the_list_where_none_is_named(checkout):
 
 
 def test_what_was_learned_is_kept_for_the_next_run(checkout):
-    play = needs("max_completion_tokens", "Unsupported parameter: 'max_completion_tokens'", param="max_completion_tokens")
+    play = needs(
+        "max_completion_tokens", "Unsupported parameter: 'max_completion_tokens'", param="max_completion_tokens"
+    )
     with ModelServer([play]) as server:
         run(checkout, server, rounds=1)
         assert len(server.requests) == 2

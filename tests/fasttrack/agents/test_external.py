@@ -78,7 +78,12 @@ def check(told):
 
 
 def environment(tmp_path):
-    return {**os.environ, "FASTTRACK_HOME": str(tmp_path / "state"), "HOME": str(tmp_path / "home"), "GIT_CONFIG_NOSYSTEM": "1"}
+    return {
+        **os.environ,
+        "FASTTRACK_HOME": str(tmp_path / "state"),
+        "HOME": str(tmp_path / "home"),
+        "GIT_CONFIG_NOSYSTEM": "1",
+    }
 
 
 def runs(checkout):
@@ -108,7 +113,19 @@ def test_over_http_with_a_token(checkout, tmp_path):
     from mcp import Client
     from mcp.client.streamable_http import streamable_http_client
 
-    command = [sys.executable, str(CLI), "propose", "toy", "--op", "copy", "--agent", "external", "--hardware", "h200", "--json"]
+    command = [
+        sys.executable,
+        str(CLI),
+        "propose",
+        "toy",
+        "--op",
+        "copy",
+        "--agent",
+        "external",
+        "--hardware",
+        "h200",
+        "--json",
+    ]
     with started(command, cwd=checkout, env=environment(tmp_path)) as process:
         said = process.stderr.readline()
         path = Path(said.split("the token is in ")[1].strip())
@@ -138,7 +155,9 @@ def test_over_http_with_a_token(checkout, tmp_path):
     assert process.returncode == 0, err
     outcome = json.loads(out)
     assert outcome["exit_code"] == 0 and known["token"] not in out + err
-    assert not any(known["token"] in p.read_text("utf-8", "replace") for p in Path(outcome["directory"]).rglob("*") if p.is_file())
+    assert not any(
+        known["token"] in p.read_text("utf-8", "replace") for p in Path(outcome["directory"]).rglob("*") if p.is_file()
+    )
 
 
 def test_an_agent_that_leaves_ends_the_run_with_what_there_is(checkout, tmp_path):
@@ -151,7 +170,9 @@ def test_an_agent_that_leaves_ends_the_run_with_what_there_is(checkout, tmp_path
 
     async def go():
         async with Client(stdio_client(server)) as client:
-            await client.call_tool("write_candidate", {"files": [{"path": "copy.py", "text": fakes.KERNEL + "# FASTER\n"}]})
+            await client.call_tool(
+                "write_candidate", {"files": [{"path": "copy.py", "text": fakes.KERNEL + "# FASTER\n"}]}
+            )
             return text_of(await client.call_tool("evaluate", {}))
 
     assert asyncio.run(asyncio.wait_for(go(), 60)).startswith("accepted")
@@ -166,7 +187,9 @@ def test_the_last_verdict_comes_with_the_end_of_the_run(checkout):
     from fasttrack import lane
 
     external, told = External(), []
-    chosen = lane.Options(model="toy", op="copy", checkout=checkout, agent="external", external=external, rounds=1, hardware=("h200",))
+    chosen = lane.Options(
+        model="toy", op="copy", checkout=checkout, agent="external", external=external, rounds=1, hardware=("h200",)
+    )
 
     def agent():
         external.call("write_candidate", {"files": [{"path": "copy.py", "text": fakes.KERNEL + "# FASTER\n"}]})
@@ -181,12 +204,64 @@ def test_the_last_verdict_comes_with_the_end_of_the_run(checkout):
     assert told[0][0].startswith("accepted") and told[0][1]
 
 
+def test_a_run_that_was_cut_off_goes_on_with_another_client(checkout):
+    import threading
+
+    from fasttrack import lane
+
+    judge, texts = chatting.Judge(), []
+    judge.interrupt_after = 1
+
+    def session(external, *kernels, finish):
+        for body in kernels:
+            external.call("write_candidate", {"files": [{"path": "copy.py", "text": body}]})
+            texts.append(external.call("evaluate", {})[0])
+        texts.append(external.call("history", {})[0])
+        if finish:
+            texts.append(external.call("finish", {})[0])
+
+    def lasts(external, work, *arguments, **options):
+        thread = threading.Thread(target=session, args=(external, *arguments), kwargs=options)
+        thread.start()
+        outcome = work()
+        external.close(outcome.message)
+        thread.join(10)
+        return outcome
+
+    one, parts = External(), fakes.services(judge)
+    chosen = lane.Options(
+        model="toy", op="copy", checkout=checkout, agent="external", external=one, rounds=5, hardware=("h200",)
+    )
+    lasts(
+        one,
+        lambda: lane.propose(chosen, parts, chatting.Ear()),
+        fakes.KERNEL + "# WRONG\n",
+        fakes.KERNEL + "# FASTER\n",
+        finish=False,
+    )
+    assert texts[0].startswith("rejected") and "nothing finished is lost" in texts[1]
+    judge.interrupt_after, two = None, External()
+    texts.clear()
+    outcome = lasts(
+        two,
+        lambda: lane.resume("toy", None, None, checkout, parts, chatting.Ear(), two),
+        fakes.KERNEL + "# FASTER\n",
+        finish=True,
+    )
+    assert outcome.exit_code == 0 and texts[0].startswith("accepted")
+    assert len(texts[1].splitlines()) == 2 and "off by 3" in texts[1]
+
+
 def test_without_a_server_an_external_run_is_refused(checkout):
     from fasttrack import lane
     from fasttrack_validation.errors import UserError
 
     with pytest.raises(UserError, match="nothing serves the tools") as error:
-        lane.propose(lane.Options(model="toy", op="copy", checkout=checkout, agent="external"), fakes.services(fakes.Judge()), chatting.Ear())
+        lane.propose(
+            lane.Options(model="toy", op="copy", checkout=checkout, agent="external"),
+            fakes.services(fakes.Judge()),
+            chatting.Ear(),
+        )
     assert "fasttrack mcp toy --op copy" in error.value.how
 
 
@@ -196,7 +271,9 @@ def test_the_port_is_on_the_loopback_interface_alone():
     try:
         port = int(found["url"].rsplit(":", 1)[1].partition("/")[0])
         table = Path("/proc/net/tcp").read_text().splitlines()[1:]
-        bound = [line.split()[1] for line in table if line.split()[1].endswith(f":{port:04X}") and line.split()[3] == "0A"]
+        bound = [
+            line.split()[1] for line in table if line.split()[1].endswith(f":{port:04X}") and line.split()[3] == "0A"
+        ]
         assert bound == [f"0100007F:{port:04X}"]
     finally:
         external.close("done")

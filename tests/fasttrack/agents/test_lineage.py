@@ -74,8 +74,12 @@ def launch(ctx, buffers, axes, config):
 def packed(*, doc="a", comment="b", host="pass", body="tl.store(y, tl.load(x))", grid=1):
     text = KERNEL.format(doc=doc, comment=comment, host=host, body=body)
     one = evaluation(text=text)
-    variant = KernelVariant(file="k.py", function="copy", signature={"x": "*bf16"}, constexprs={}, divisible_by_16=(), options={})
-    launch = Launch(kernel="copy", grid=(grid, 1, 1), arguments={"x": BufferArgument(buffer="x", offset=0, dtype="bf16")})
+    variant = KernelVariant(
+        file="k.py", function="copy", signature={"x": "*bf16"}, constexprs={}, divisible_by_16=(), options={}
+    )
+    launch = Launch(
+        kernel="copy", grid=(grid, 1, 1), arguments={"x": BufferArgument(buffer="x", offset=0, dtype="bf16")}
+    )
     plan = KernelPack(op="copy", workload="tp8-r1", candidate_digest=one.proposal.candidate.digest(), kernels={"copy": variant},
                       launches=(launch,), scratch={}, prepared={}, toolchain={})  # fmt: skip
     return Evaluation(one.proposal, one.verdict.model_copy(update={"plan": plan}), one.objective)

@@ -19,7 +19,16 @@ def test_files_by_path_and_the_entry_without_one():
     assert found.files == {"kernels/a.py": "A = 1\n", None: "def launch(ctx):\n    pass\n"}
 
 
-@pytest.mark.parametrize("info", ["python kernels/a.py", "kernels/a.py", 'python title="kernels/a.py"', "{.python file=kernels/a.py}", "python:kernels/a.py"])
+@pytest.mark.parametrize(
+    "info",
+    [
+        "python kernels/a.py",
+        "kernels/a.py",
+        'python title="kernels/a.py"',
+        "{.python file=kernels/a.py}",
+        "python:kernels/a.py",
+    ],
+)
 def test_paths_in_info_strings(info):
     assert list(text(f"```{info}\nx = 1\n```").files) == ["kernels/a.py"]
 
@@ -67,7 +76,7 @@ def test_arguments_that_cannot_be_read_are_a_problem(arguments):
     assert [bool(call.problem) for call in found.calls] == [True]
 
 
-PIECES = [*"`~\n\r {}[]\":,ab\\<>/.py", "```", "<think>", "</think>", "def launch(", '{"name": ', "kernels/a.py"]
+PIECES = [*'`~\n\r {}[]":,ab\\<>/.py', "```", "<think>", "</think>", "def launch(", '{"name": ', "kernels/a.py"]
 
 
 @given(st.lists(st.sampled_from(PIECES), max_size=60).map("".join))
