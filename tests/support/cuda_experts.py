@@ -47,7 +47,7 @@ def fitting(configs, rows):
 
 
 def exam(context, workload, distribution, configs):
-    """(configuration, messages of what is wrong), with the oracle and the plain path computed on the GPU."""
+    """(configuration, messages of what is wrong), with the oracle and the plain path computed on the CPU."""
     inputs = OP.make_inputs(workload, distribution, workload.axes["rows"])
     specs = [spec for spec in OP.tensors(workload) if spec.role is not TensorRole.OUTPUT]
     tensors = {spec.name: placed(spec, inputs[spec.name]) for spec in specs}
@@ -56,9 +56,8 @@ def exam(context, workload, distribution, configs):
 
 def ruled(context, workload, tensors, configs, prepared=None):
     """The same on tensors that are there."""
-    with torch.device("cuda"):
-        expected, plain = OP.oracle(tensors, workload), OP.plain(tensors, workload)
-    host = [{name: value.cpu() for name, value in found.items()} for found in (expected, plain)]
+    given = {name: value.cpu() for name, value in tensors.items()}
+    host = OP.oracle(given, workload), OP.plain(given, workload)
     for config in configs:
         run, bound, prepared = bind(context, workload, tensors, config, prepared)
         found, wrong = [], []

@@ -15,7 +15,7 @@ namespace mailbox {
 
 constexpr int kValues = 7;      // of a word
 constexpr int kWords = 1024;    // of a row: 7168 / 7
-constexpr unsigned kPatience = 1u << 20;  // polls; one takes 0.5 us and more
+constexpr unsigned kPatience = 1u << 23;  // polls; one takes 0.5 us and more: some seconds, longer than a first launch
 constexpr unsigned kLookUp = 256;         // polls between looks at the health word
 
 struct alignas(16) Word {
