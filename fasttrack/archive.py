@@ -255,7 +255,7 @@ def read_candidate(directory: Path, digest: str) -> Candidate:
 def is_held(directory: Path) -> bool:
     """Whether a process works on the run in `directory` now."""
     try:
-        os.close(_hold(directory))
+        os.close(_hold(directory, tries=1))
     except UserError:
         return True
     return False
@@ -307,15 +307,21 @@ def _request(directory: Path) -> Request:
         raise UserError(f"cannot read {path}: {error}", "the run cannot be resumed; start a new one") from error
 
 
-def _hold(directory: Path) -> int:
+def _hold(directory: Path, tries: int = 5) -> int:
+    """The run's lock. Several tries, for whoever looks whether a run is held takes it for a moment."""
     path = directory / "lock"
     with writing(path):
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(descriptor)
-        raise UserError(
-            f"run {directory.name} is held by another process", "wait for it, or stop it; two must not share a run"
-        ) from error
+    for left in reversed(range(tries)):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if left:
+                time.sleep(0.05)
+                continue
+            os.close(descriptor)
+            raise UserError(
+                f"run {directory.name} is held by another process", "wait for it, or stop it; two must not share a run"
+            ) from error
+        break
     return descriptor

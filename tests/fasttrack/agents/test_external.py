@@ -212,7 +212,7 @@ def test_a_run_that_was_cut_off_goes_on_with_another_client(checkout):
     judge, texts = chatting.Judge(), []
     judge.interrupt_after = 1
 
-    def session(external, *kernels, finish):
+    def visit(external, *kernels, finish):
         for body in kernels:
             external.call("write_candidate", {"files": [{"path": "copy.py", "text": body}]})
             texts.append(external.call("evaluate", {})[0])
@@ -221,7 +221,7 @@ def test_a_run_that_was_cut_off_goes_on_with_another_client(checkout):
             texts.append(external.call("finish", {})[0])
 
     def lasts(external, work, *arguments, **options):
-        thread = threading.Thread(target=session, args=(external, *arguments), kwargs=options)
+        thread = threading.Thread(target=visit, args=(external, *arguments), kwargs=options)
         thread.start()
         outcome = work()
         external.close(outcome.message)

@@ -65,6 +65,20 @@ def test_a_run_that_is_held_is_running_and_one_that_is_not_has_stopped(searched)
     assert story.read(directory).state == "stopped"
 
 
+def test_looking_does_not_keep_a_run_from_going_on(searched):
+    """Whoever looks takes the lock for a moment; who goes on with the run tries again."""
+    import threading
+    import time
+
+    from fasttrack import archive
+
+    looking = archive._hold(Path(searched.directory))
+    threading.Timer(0.1, os.close, [looking]).start()
+    started = time.monotonic()
+    with Archive(Path(searched.directory)):
+        assert time.monotonic() - started > 0.04
+
+
 def test_watching_ends_with_the_run(searched, capsys):
     assert said(capsys, "status", "--watch").count("agent search; over") == 1
 
