@@ -21,6 +21,7 @@ from fasttrack_validation.judge.verdict import Verdict
 from fasttrack_validation.records import Frozen
 
 from .agents.protocol import Proposal
+from .agents.settings import ChatSettings
 from .storage import AppendOnly, sync_directory, write_file, writing
 
 
@@ -42,6 +43,7 @@ class Request(Frozen):
     unsafe_no_sandbox: bool = False
     device: str = Field(default="auto", description="what runs the plans: auto, cpu or gpu")
     packed: bool = Field(default=False, description="candidates were recorded before; their packs lie in packs/")
+    chat: ChatSettings | None = Field(default=None, description="endpoint, model, price and caps of agent chat")
 
 
 class Claim(Frozen):
@@ -53,6 +55,8 @@ class Claim(Frozen):
     candidate: str = Field(description="digest; the candidate lies in candidates/")
     workloads: tuple[str, ...] = ()
     note: str = ""
+    parents: tuple[str, ...] = Field(default=(), description="digests of the candidates that it was made from")
+    island: int = 0
 
 
 class Close(Frozen):
@@ -70,6 +74,8 @@ class Repeat(Frozen):
     event: Literal["repeat"] = "repeat"
     candidate: str
     note: str
+    parents: tuple[str, ...] = ()
+    island: int = 0
 
 
 class Finish(Frozen):
@@ -143,7 +149,8 @@ class Archive:
                 known[event.candidate] = verdicts[event.number]
             elif not isinstance(event, Repeat):
                 continue
-            result.append((Proposal(self.candidate(event.candidate), event.note), known[event.candidate]))
+            proposal = Proposal(self.candidate(event.candidate), event.note, event.parents, event.island)
+            result.append((proposal, known[event.candidate]))
         return result
 
     def confirmed(self) -> list[tuple[Claim, Verdict]]:
@@ -164,11 +171,14 @@ class Archive:
         known = self._known(stage, digest, workloads)
         if known is not None:
             if stage == "screen":
-                self._add(Repeat(candidate=digest, note=proposal.note))
+                self._add(Repeat(candidate=digest, note=proposal.note, parents=proposal.parents, island=proposal.island))
             return known
         self._keep(digest, proposal.candidate)
         number = sum(isinstance(event, Claim) for event in self._events)
-        claim = Claim(number=number, stage=stage, candidate=digest, workloads=workloads, note=proposal.note)
+        claim = Claim(
+            number=number, stage=stage, candidate=digest, workloads=workloads, note=proposal.note,
+            parents=proposal.parents, island=proposal.island,
+        )  # fmt: skip
         self._add(claim)
         start = time.monotonic()
         verdict = work()
@@ -181,15 +191,7 @@ class Archive:
 
     def candidate(self, digest: str) -> Candidate:
         """The stored candidate with this digest. Raises UserError when the file is missing or altered."""
-        path = self.directory / "candidates" / f"{digest}.json"
-        how = "the run directory was altered; start a new run"
-        try:
-            candidate = Candidate.model_validate_json(path.read_bytes())
-        except (OSError, ValidationError) as error:
-            raise UserError(f"cannot read {path}: {error}", how) from error
-        if candidate.digest() != digest:
-            raise UserError(f"{path} does not have the digest in its name", how)
-        return candidate
+        return read_candidate(self.directory, digest)
 
     def close(self) -> None:
         """Lets go of the run."""
@@ -222,16 +224,54 @@ class Archive:
         self._events.append(event)
 
     def _read(self) -> list[Event]:
-        events = []
-        for number, line in enumerate(self._ledger.lines, start=1):
-            try:
-                events.append(_EVENT.validate_json(line))
-            except ValidationError as error:
-                raise UserError(
-                    f"{self._ledger.path}:{number} is not a ledger record: {error.errors()[0]['msg']}",
-                    "the run directory was altered, or its disk is failing; start a new run",
-                ) from error
-        return events
+        return _parse(self._ledger.lines, self._ledger.path)
+
+
+def read_request(directory: Path) -> Request:
+    """What the run in `directory` was asked to do. Raises UserError where that cannot be read."""
+    return _request(directory)
+
+
+def read_events(directory: Path) -> list[Event]:
+    """A run's ledger, for looking at while another process may write it; an unfinished last line is passed over."""
+    path = directory / "ledger.jsonl"
+    data = path.read_bytes() if path.exists() else b""
+    return _parse(data[: data.rfind(b"\n") + 1].decode("utf-8", "replace").split("\n")[:-1], path)
+
+
+def read_candidate(directory: Path, digest: str) -> Candidate:
+    """The stored candidate with this digest. Raises UserError when the file is missing or altered."""
+    path = directory / "candidates" / f"{digest}.json"
+    how = "the run directory was altered; start a new run"
+    try:
+        candidate = Candidate.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError) as error:
+        raise UserError(f"cannot read {path}: {error}", how) from error
+    if candidate.digest() != digest:
+        raise UserError(f"{path} does not have the digest in its name", how)
+    return candidate
+
+
+def is_held(directory: Path) -> bool:
+    """Whether a process works on the run in `directory` now."""
+    try:
+        os.close(_hold(directory, tries=1))
+    except UserError:
+        return True
+    return False
+
+
+def _parse(lines: list[str], path: Path) -> list[Event]:
+    events = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            events.append(_EVENT.validate_json(line))
+        except ValidationError as error:
+            raise UserError(
+                f"{path}:{number} is not a ledger record: {error.errors()[0]['msg']}",
+                "the run directory was altered, or its disk is failing; start a new run",
+            ) from error
+    return events
 
 
 def new_run_id() -> str:
@@ -267,15 +307,21 @@ def _request(directory: Path) -> Request:
         raise UserError(f"cannot read {path}: {error}", "the run cannot be resumed; start a new one") from error
 
 
-def _hold(directory: Path) -> int:
+def _hold(directory: Path, tries: int = 5) -> int:
+    """The run's lock. Several tries, for whoever looks whether a run is held takes it for a moment."""
     path = directory / "lock"
     with writing(path):
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(descriptor)
-        raise UserError(
-            f"run {directory.name} is held by another process", "wait for it, or stop it; two must not share a run"
-        ) from error
+    for left in reversed(range(tries)):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if left:
+                time.sleep(0.05)
+                continue
+            os.close(descriptor)
+            raise UserError(
+                f"run {directory.name} is held by another process", "wait for it, or stop it; two must not share a run"
+            ) from error
+        break
     return descriptor

@@ -93,7 +93,7 @@ def _main(
 def propose(
     model: ModelName,
     op: Annotated[str | None, typer.Option("--op", help="an op; needed where the model has several")] = None,
-    agent: Annotated[str, typer.Option(help="who writes candidates: auto, search, replay")] = "auto",
+    agent: Annotated[str, typer.Option(help="who writes candidates: auto, search, chat, external, replay")] = "auto",
     rounds: Rounds = 10,
     budget_minutes: Budget = 4.0,
     seed: Seed = None,
@@ -101,6 +101,22 @@ def propose(
     device: Device = "auto",
     branch: Branch = None,
     transcript: Annotated[Path | None, typer.Option(metavar="FILE", help="what agent replay follows")] = None,
+    endpoint: Annotated[
+        str | None, typer.Option(metavar="URL", help="chat: an OpenAI-compatible endpoint; by default $OPENAI_BASE_URL")
+    ] = None,
+    llm: Annotated[str | None, typer.Option(metavar="MODEL", help="chat: the model there; by default $FASTTRACK_MODEL")] = None,
+    price: Annotated[
+        str | None, typer.Option(metavar="IN,OUT", help="chat: USD per million tokens; 0 where requests cost nothing")
+    ] = None,
+    prices: Annotated[Path | None, typer.Option(metavar="FILE", help="chat: a table of prices; by default $FASTTRACK_PRICES")] = None,
+    budget_usd: Annotated[float | None, typer.Option(min=0.0001, help="chat: money at most; by default 5")] = None,
+    budget_tokens: Annotated[int | None, typer.Option(min=1, help="chat: tokens in and out at most; by default 4000000")] = None,
+    wall_minutes: Annotated[
+        float | None, typer.Option(min=0.01, help="chat: minutes of requests and judging at most; by default 480")
+    ] = None,
+    llm_settings: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="chat: TOML with more settings; see fasttrack/agents/README.md")
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="go on with a run, by default the last one")] = False,
     run: Annotated[str | None, typer.Argument(metavar="[RUN]", help="with --resume: the run to go on with")] = None,
     dry_run: DryRun = False,
@@ -110,6 +126,9 @@ def propose(
     """Search for better kernels and put them on a branch with evidence and a report. Your checkout is not touched.
 
     Example: `fasttrack propose kimi_k3 --op kda_decode --rounds 24`
+
+    With a language model, whose key is in $OPENAI_API_KEY or in the file that $OPENAI_API_KEY_FILE names:
+    `fasttrack propose kimi_k3 --op kda_decode --agent chat --endpoint https://host/v1 --llm MODEL --price 1.25,10`
     """
     from . import commands
 
@@ -120,8 +139,87 @@ def propose(
     else:
         commands.propose(
             model, op, agent=agent, rounds=rounds, budget_minutes=budget_minutes, seed=seed, hardware=hardware,
-            device=device, branch=branch, transcript=transcript, dry_run=dry_run, unsafe_no_sandbox=unsafe_no_sandbox, as_json=as_json,
+            device=device, branch=branch, transcript=transcript, dry_run=dry_run, unsafe_no_sandbox=unsafe_no_sandbox,
+            as_json=as_json,
+            chat={
+                "endpoint": endpoint, "llm": llm, "price": price, "prices": prices, "settings": llm_settings,
+                "usd": budget_usd, "tokens": budget_tokens, "wall_minutes": wall_minutes,
+            },
         )  # fmt: skip
+
+
+@app.command()
+def mcp(
+    model: ModelName,
+    op: OpName,
+    http: Annotated[bool, typer.Option("--http", help="serve HTTP on the loopback interface instead of standard input and output")] = False,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="with --http; 0 takes a free one")] = 0,
+    rounds: Rounds = 50,
+    budget_minutes: Budget = 240.0,
+    seed: Seed = None,
+    hardware: Hardware = ["auto"],  # noqa: B006 - typer copies it
+    device: Device = "auto",
+    branch: Branch = None,
+    resume: Annotated[bool, typer.Option("--resume", help="go on with a run of agent external, by default the last one")] = False,
+    run: Annotated[str | None, typer.Argument(metavar="[RUN]", help="with --resume: the run to go on with")] = None,
+    unsafe_no_sandbox: Unsafe = False,
+    as_json: AsJson = False,
+) -> None:
+    """Serve the lane's tools to a coding agent over MCP; its candidates go the way of any other.
+
+    Over HTTP, address and token are in a file that is printed first. `--json` prints the outcome as data (with --http).
+
+    Example: `fasttrack mcp kimi_k3 --op kda_decode`
+    """
+    from . import run_commands
+
+    if run is not None and not resume:
+        raise UserError(f"unexpected argument {run!r}", "a run is only named together with --resume")
+    run_commands.mcp(
+        model, op, http=http, port=port, resume=resume, run=run, as_json=as_json, rounds=rounds,
+        budget_minutes=budget_minutes, seed=seed, hardware=tuple(hardware), device=device, branch=branch,
+        unsafe_no_sandbox=unsafe_no_sandbox,
+    )  # fmt: skip
+
+
+RunName = Annotated[str | None, typer.Argument(metavar="[RUN]", help="a run, by default the latest")]
+
+
+@app.command()
+def status(
+    run: RunName = None,
+    watch: Annotated[bool, typer.Option("--watch", help="go on showing it until the run is over")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show what a run is doing: rounds, best so far, requests and their cost, what is left of its budget.
+
+    Example: `fasttrack status --watch`
+    """
+    from . import run_commands
+
+    run_commands.status(run, watch=watch, as_json=as_json)
+
+
+@app.command()
+def history(run: RunName = None, as_json: AsJson = False) -> None:
+    """List a run's candidates: verdict, reason, time, descent.
+
+    Example: `fasttrack history`
+    """
+    from . import run_commands
+
+    run_commands.history(run, as_json=as_json)
+
+
+@app.command()
+def explain(run: RunName = None, as_json: AsJson = False) -> None:
+    """Tell how a run's kernels came about: proposals, verdicts, turning points, cost.
+
+    Example: `fasttrack explain 20260101-120000-ab12`
+    """
+    from . import run_commands
+
+    run_commands.explain(run, as_json=as_json)
 
 
 @app.command()

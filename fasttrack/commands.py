@@ -25,11 +25,19 @@ if TYPE_CHECKING:
 STATUS_CODE = {Status.ACCEPTED: 0, Status.REJECTED: 1, Status.INCONCLUSIVE: 3, Status.INVALID: 3, Status.NOT_RUN: 3}
 
 
-def propose(model: str, op: str | None, *, as_json: bool, **options: object) -> NoReturn:
+def propose(model: str, op: str | None, *, as_json: bool, chat: dict[str, object], **options: object) -> NoReturn:
     """Runs the lane with an agent."""
-    options["hardware"] = tuple(options["hardware"])
+    from .agents.settings import ChatOptions
+
+    options["hardware"], options["chat"] = tuple(options["hardware"]), ChatOptions(**chat)
     op = op or _only_op(model)
-    _end(lane.propose(lane.Options(model=model, op=op, **options), services.default(), Voice(quiet=as_json)), as_json)
+    if options["agent"] == "external":
+        from . import run_commands
+
+        for name in ("agent", "transcript", "chat", "dry_run"):
+            options.pop(name)
+        run_commands.mcp(model, op, http=True, port=0, resume=False, run=None, as_json=as_json, **options)
+    end(lane.propose(lane.Options(model=model, op=op, **options), services.default(), Voice(quiet=as_json)), as_json)
 
 
 def submit(
@@ -41,12 +49,12 @@ def submit(
         candidate = Candidate.from_path(path, op, parsed_config(config))
         options["submitted"] = with_defaults(candidate, model_dir.load(model), op)
     chosen = lane.Options(model=model, op=op, **options)
-    _end(lane.propose(chosen, services.default(), Voice(quiet=as_json)), as_json)
+    end(lane.propose(chosen, services.default(), Voice(quiet=as_json)), as_json)
 
 
 def resume(model: str, op: str | None, run: str | None, *, as_json: bool) -> NoReturn:
     """Goes on with a run."""
-    _end(lane.resume(model, op, run, None, services.default(), Voice(quiet=as_json)), as_json)
+    end(lane.resume(model, op, run, None, services.default(), Voice(quiet=as_json)), as_json)
 
 
 def evaluate(
@@ -241,7 +249,7 @@ def parsed_config(text: str | None) -> "Config | None":
     return value
 
 
-def _end(outcome: lane.Outcome, as_json: bool) -> NoReturn:
+def end(outcome: lane.Outcome, as_json: bool) -> NoReturn:
     if as_json:
         print(outcome.model_dump_json(indent=2))
     else:

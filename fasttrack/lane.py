@@ -15,6 +15,8 @@ from fasttrack_validation.records import Frozen
 
 from . import dispatch, model_dir, packed, picks, rounds, workspace
 from .agents import choice, floor
+from .agents import ledger as request_ledger
+from .agents import settings as chat_settings
 from .agents.protocol import Proposal
 from .agents.scripted import read_transcript, render_transcript
 from .archive import Archive, Request, find_run, new_run_id
@@ -26,6 +28,8 @@ from .voice import Voice
 if TYPE_CHECKING:
     from fasttrack_validation.contracts import ModelContract
     from fasttrack_validation.contracts.base import OpContract
+
+    from .agents.external import External
 
 PASS, FAIL, INCONCLUSIVE, NOTHING = 0, 1, 3, 4
 
@@ -47,6 +51,9 @@ class Options:
     submitted: Candidate | None = None
     packs: tuple[Path, ...] = ()
     """Pack files that are submitted in place of candidates"""
+    chat: chat_settings.ChatOptions = chat_settings.ChatOptions()
+    external: "External | None" = None
+    """What serves the tools to an agent outside, for agent external"""
     device: str = "auto"
     unsafe_no_sandbox: bool = False
     dry_run: bool = False
@@ -80,6 +87,7 @@ class Outcome(Frozen):
     rounds: int = 0
     stopped: str | None = None
     notes: tuple[str, ...] = ()
+    bill: request_ledger.Bill | None = None
 
 
 def propose(options: Options, services: Services, voice: Voice) -> Outcome:
@@ -87,7 +95,7 @@ def propose(options: Options, services: Services, voice: Voice) -> Outcome:
     if options.submitted or options.packs:
         agent, why = "single", f"{len(options.packs)} submitted packs" if options.packs else "one submitted candidate"
     else:
-        agent, why = choice.choose(options.agent, options.transcript)
+        agent, why = choice.choose(options.agent, options.transcript, options.chat)
     voice.say(f"agent {agent}: {why}")
     directory = model_dir.load(options.model, options.checkout, need_checkout=True)
     contract = services.contract(directory.manifest.model.contract)
@@ -96,8 +104,8 @@ def propose(options: Options, services: Services, voice: Voice) -> Outcome:
         directory, options.op, transcript=options.transcript, submitted=options.submitted,
         packed=packed.candidates(options.packs, options.op),
     )  # fmt: skip
-    # Refuses now, not after the worktree is made.
-    choice.proposer(agent, directory, contract.op(options.op), request.hardware, request.seed, scripted)
+    if scripted is None:  # refuses now, not after the worktree is made
+        choice.check(agent, directory, options.op, options.external)
     workspace.check_branch(directory.checkout, request.branch)
     if dirty := workspace.changed_paths(directory.checkout, "."):
         shown = ", ".join(dirty[:3]) + (f" and {len(dirty) - 3} more" if len(dirty) > 3 else "")
@@ -113,12 +121,13 @@ def propose(options: Options, services: Services, voice: Voice) -> Outcome:
     with Archive.create(runs, request, text) as archive:
         packed.keep(options.packs, archive.directory)
         voice.say(f"run {request.run} in {archive.directory}")
-        return _run(archive, directory, services, voice, resumed=False)
+        return _run(archive, directory, services, voice, resumed=False, external=options.external)
 
 
 def resume(
-    model: str, op: str | None, run: str | None, checkout: Path | None, services: Services, voice: Voice
-) -> Outcome:
+    model: str, op: str | None, run: str | None, checkout: Path | None, services: Services, voice: Voice,
+    external: "External | None" = None,
+) -> Outcome:  # fmt: skip
     """Goes on with an unfinished run, by default the latest: no finished evaluation is repeated or lost."""
     directory = model_dir.load(model, checkout, need_checkout=True)
     with Archive(find_run(runs_directory(directory.checkout), run, model=model, op=op)) as archive:
@@ -134,7 +143,9 @@ def resume(
         if archive.torn:
             voice.say(f"note: the ledger ended in an unfinished record of {archive.torn} bytes; it was cut off")
         voice.say(f"run {request.run} goes on after {len(archive.screened())} rounds in {archive.directory}")
-        return _run(archive, directory, services, voice, resumed=True)
+        if not request.scripted:
+            choice.check(request.agent, directory, request.op, external)
+        return _run(archive, directory, services, voice, resumed=True, external=external)
 
 
 def _request(
@@ -162,12 +173,14 @@ def _request(
         branch=options.branch or f"fasttrack/{options.model}/{options.op}/{run}",
         base=base, scripted=agent in ("single", "replay"),
         unsafe_no_sandbox=options.unsafe_no_sandbox, device=options.device, packed=bool(options.packs),
+        chat=chat_settings.resolve(options.chat) if agent == "chat" else None,
     )  # fmt: skip
 
 
 def _run(
-    archive: Archive, directory: model_dir.ModelDirectory, services: Services, voice: Voice, *, resumed: bool
-) -> Outcome:
+    archive: Archive, directory: model_dir.ModelDirectory, services: Services, voice: Voice, *, resumed: bool,
+    external: "External | None",
+) -> Outcome:  # fmt: skip
     """Steps 2 to 8 between a lock taken and a lock given back."""
     request = archive.request
     tree = workspace.Worktree(
@@ -176,7 +189,9 @@ def _run(
     keep_branch = False
     try:
         tree.open(resumed=resumed)
-        outcome = _work(archive, tree, services, voice)
+        outcome = _work(archive, tree, services, voice, external)
+        if request.chat is not None:
+            outcome = outcome.model_copy(update={"bill": request_ledger.bill(request_ledger.read(archive.directory))})
         archive.finish(outcome.exit_code, outcome.message)
         keep_branch = outcome.commit is not None
         return outcome
@@ -190,7 +205,9 @@ def _run(
         tree.remove(branch=not keep_branch)
 
 
-def _work(archive: Archive, tree: workspace.Worktree, services: Services, voice: Voice) -> Outcome:
+def _work(
+    archive: Archive, tree: workspace.Worktree, services: Services, voice: Voice, external: "External | None"
+) -> Outcome:
     request = archive.request
     # From here on the model directory is the one of the base commit, whatever happens in the user's checkout.
     directory = model_dir.load(request.model, tree.directory, need_checkout=True)
@@ -210,8 +227,15 @@ def _work(archive: Archive, tree: workspace.Worktree, services: Services, voice:
     scripted = None
     if request.scripted:
         scripted = read_transcript(archive.directory / "proposals.jsonl", request.op)
-    proposer = choice.proposer(request.agent, directory, op, request.hardware, request.seed, scripted)
-    with services.judge(contract, request.unsafe_no_sandbox, request.device) as judge:
+    around = choice.Surroundings(
+        run=archive.directory, buckets=asked, floors=floors, seed=request.seed, rounds=request.rounds,
+        hardware=request.hardware, chat=request.chat, external=external, judging_seconds=lambda: archive.seconds,
+        say=voice.say,
+    )  # fmt: skip
+    with (
+        services.judge(contract, request.unsafe_no_sandbox, request.device) as judge,
+        choice.seated(request.agent, directory, op, around, scripted) as proposer,
+    ):
         if request.packed:
             judge = packed.Packed(judge, archive.directory)
         history, stopped = rounds.run(archive, proposer, judge, asked, floors, voice)
@@ -234,13 +258,13 @@ def _work(archive: Archive, tree: workspace.Worktree, services: Services, voice:
     if not isinstance(settled, picks.Settled):
         if refused:
             judged = judged[:1]
-        return Outcome(**common, **_nothing_picked(judged, selections, settled))
+        return Outcome(**common, **_nothing_picked(judged, selections, settled, stopped))
 
     bundle = Bundle(
         request=request, directory=directory, contract=contract, baselines=baselines, evaluations=tuple(history),
         stopped=stopped, dropped=settled.dropped, picks=settled.picks, table_before=table, author=tree.author(),
         base_files=frozenset(p.relative_to(directory.path).as_posix() for p in directory.path.rglob("*") if p.is_file()),
-        seconds=archive.seconds,
+        seconds=archive.seconds, bill=_bill(archive), agent_model=_model(archive),
     )  # fmt: skip
     if bundle.author[1]:
         voice.say(f"note: no git identity is configured; the commit is by {bundle.author[0]} and cannot leave draft")
@@ -285,6 +309,22 @@ def _write(
     return run / report[0].path, evidence, written
 
 
+def _bill(archive: Archive) -> str | None:
+    """What a chat run's requests have cost, in words."""
+    if archive.request.chat is None:
+        return None
+    return str(request_ledger.bill(request_ledger.read(archive.directory)))
+
+
+def _model(archive: Archive) -> str | None:
+    """The model that wrote the candidates, as its server calls it."""
+    if archive.request.chat is None:
+        return None
+    events = request_ledger.read(archive.directory)
+    named = [event.answer.model for event in events if isinstance(event, request_ledger.Answered) and event.answer.model]
+    return named[-1] if named else archive.request.chat.model
+
+
 def _stands(path: Path, text: str) -> bool:
     return path.is_file() and path.read_bytes() == text.encode()
 
@@ -300,7 +340,9 @@ def _message(bundle: Bundle) -> str:
     )
 
 
-def _nothing_picked(judged: list[Judged], selections: list, dropped: tuple[str, ...]) -> dict:
+def _nothing_picked(judged: list[Judged], selections: list, dropped: tuple[str, ...], stopped: str) -> dict:
+    if not judged:
+        return {"exit_code": NOTHING, "message": f"no candidate accepted: none was written; {stopped}"}
     verdicts = [one.verdict for one in judged]
     if any(verdict.status is Status.ACCEPTED for verdict in verdicts):
         if selections:
@@ -309,7 +351,7 @@ def _nothing_picked(judged: list[Judged], selections: list, dropped: tuple[str, 
         return {"exit_code": NOTHING, "message": message}
     if verdicts and all(verdict.status is Status.REJECTED for verdict in verdicts):
         reasons = tuple(sorted({f"{verdict.reason}: {verdict.message}" for verdict in verdicts}))
-        return {"exit_code": FAIL, "message": "every candidate was rejected", "notes": reasons}
+        return {"exit_code": FAIL, "message": "no candidate accepted: every one was rejected", "notes": reasons}
     reasons = tuple(sorted({f"{verdict.status}: {verdict.message}" for verdict in verdicts}))
     message = "the judge accepted nothing and could not rule on all"
     return {"exit_code": INCONCLUSIVE, "message": message, "notes": reasons}

@@ -61,6 +61,10 @@ class Bundle:
     base_files: frozenset[str]
     """Files of the model directory at the base, relative to it."""
     seconds: float
+    bill: str | None = None
+    """What requests to a model have cost, in words; None where none were made."""
+    agent_model: str | None = None
+    """The model that wrote the candidates, as its server calls it."""
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,11 @@ def verdict_cache(environment: Mapping[str, str] = os.environ) -> Path:
     return home(environment) / "verdicts"
 
 
+def endpoint_memory(environment: Mapping[str, str] = os.environ) -> Path:
+    """Where is kept what model endpoints accept."""
+    return home(environment) / "endpoints"
+
+
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
     """Turns a failure to write `path` (no space, no permission, a broken disk) into a UserError."""

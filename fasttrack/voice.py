@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
     from .agents.protocol import Evaluation
@@ -22,13 +22,14 @@ class Progress:
 class Voice:
     """Speaks unless `quiet` (with --json, standard output is data)."""
 
-    def __init__(self, *, quiet: bool = False) -> None:
-        self.quiet = quiet
+    def __init__(self, *, quiet: bool = False, to: TextIO | None = None) -> None:
+        """`to`: where lines go, by default standard output."""
+        self.quiet, self._to = quiet, to
 
     def say(self, line: str) -> None:
         """One line for the person at the terminal."""
         if not self.quiet:
-            print(line, flush=True)
+            print(line, file=self._to, flush=True)
 
     @contextmanager
     def progress(self, rounds: int, done: int) -> Iterator[Progress]:

@@ -1,6 +1,9 @@
 """Which agent writes the candidates, and why."""
 
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,25 +13,46 @@ from fasttrack_validation.records import canonical_json
 
 from ..dispatch import Config
 from . import floor
+from . import settings as chat_settings
 from .protocol import Proposal, Proposer
 from .scripted import Scripted, read_transcript
 from .search import Search
+from .settings import ChatOptions, ChatSettings
 
 if TYPE_CHECKING:
     from fasttrack_validation.contracts.base import OpContract
 
-    from ..model_dir import ModelDirectory
+    from ..model_dir import Bucket, ModelDirectory
+    from .external import External
 
-AGENTS = ("auto", "search", "replay")
+AGENTS = ("auto", "search", "chat", "external", "replay")
 
 
-def choose(agent: str, transcript: Path | None) -> tuple[str, str]:
+@dataclass(frozen=True)
+class Surroundings:
+    """What of a run an agent may see and use beside the history."""
+
+    run: Path
+    buckets: "Sequence[Bucket]"
+    floors: Mapping[tuple[str, str], float | None]
+    seed: int
+    rounds: int
+    hardware: Sequence[str]
+    chat: ChatSettings | None = None
+    external: "External | None" = None
+    judging_seconds: Callable[[], float] = lambda: 0.0
+    say: Callable[[str], None] = lambda line: None
+
+
+def choose(agent: str, transcript: Path | None, chat: ChatOptions | None = None) -> tuple[str, str]:
     """The agent that `agent` stands for, and why. Raises UserError for an unknown one or a missing transcript."""
     if agent not in AGENTS:
         raise UserError(f"no agent {agent!r}", f"agents: {', '.join(AGENTS)}")
     if (agent == "replay") != (transcript is not None):
         raise UserError("agent replay and --transcript belong together", "give both, or neither")
     if agent == "auto":
+        if chat is not None and chat_settings.configured(chat):
+            return "chat", "a model endpoint is configured"
         return "search", "the default agent; it needs no model endpoint"
     return agent, "asked for with --agent"
 
@@ -45,7 +69,7 @@ def scripted_proposals(
     """
     if transcript is not None:
         found = read_transcript(transcript, op)
-        return [Proposal(directory.place(proposal.candidate), proposal.note) for proposal in found]
+        return [replace(proposal, candidate=directory.place(proposal.candidate)) for proposal in found]
     if packed:
         return _packed(directory, op, packed)
     if submitted is None:
@@ -74,20 +98,73 @@ def _packed(directory: "ModelDirectory", op: str, packed: Sequence[Candidate]) -
     return [Proposal(one, "submitted") for one in packed]
 
 
-def proposer(
-    name: str, directory: "ModelDirectory", contract: "OpContract", hardware: Sequence[str], seed: int,
+def check(agent: str, directory: "ModelDirectory", op: str, external: "External | None") -> None:
+    """Raises UserError where the agent could not work: no design space, no package, no readable key, no server."""
+    if agent == "search":
+        _space(directory, op)
+    elif agent == "chat":
+        from .secrets import api_key
+
+        api_key()
+        _require("openai", "chat")
+    elif agent == "external":
+        if external is None:
+            raise UserError("nothing serves the tools of this run", f"use `fasttrack mcp {directory.path.name} --op {op}`")
+        _require("mcp", "mcp")
+
+
+@contextmanager
+def seated(
+    name: str, directory: "ModelDirectory", contract: "OpContract", around: Surroundings,
     scripted: Sequence[Proposal] | None,
-) -> Proposer:  # fmt: skip
-    """The proposer called `name` for the op of `contract`. Raises UserError when the op has no design space."""
+) -> Iterator[Proposer]:  # fmt: skip
+    """The proposer called `name` for the op of `contract`, for as long as it is needed. Raises UserError as `check`."""
     if scripted is not None:
-        return Scripted(name, scripted)
+        yield Scripted(name, scripted)
+    elif name == "chat":
+        with _chat(directory, contract, around) as chat:
+            yield chat
+    elif name == "external":
+        from .bench import Workbench
+
+        check(name, directory, contract.op, around.external)
+        around.external.open(Workbench(directory, contract, around.buckets, around.floors))
+        yield around.external
+    else:
+        yield _search(directory, contract, around.hardware, around.seed)
+
+
+@contextmanager
+def _chat(directory: "ModelDirectory", contract: "OpContract", around: Surroundings) -> Iterator[Proposer]:
+    from ..storage import endpoint_memory
+    from . import secrets
+    from .bench import Workbench
+    from .capabilities import Memory
+    from .chat import Chat
+    from .endpoint import Endpoint
+    from .ledger import Requests
+    from .metered import Metered
+
+    settings = around.chat
+    key, scrub = secrets.api_key(), secrets.scrubber()
+    endpoint = Endpoint(settings, key, scrub)
+    try:
+        requests = Requests(around.run, settings.price)
+        try:
+            memory = Memory(endpoint_memory(os.environ), settings.base_url, settings.model)
+            metered = Metered(endpoint, requests, memory, settings, around.judging_seconds, around.say)
+            bench = Workbench(directory, contract, around.buckets, around.floors)
+            yield Chat(bench, metered, around.seed, around.rounds, scrub)
+        finally:
+            around.say(f"requests: {requests.bill}")
+            requests.close()
+    finally:
+        endpoint.close()
+
+
+def _search(directory: "ModelDirectory", contract: "OpContract", hardware: Sequence[str], seed: int) -> Search:
     op = contract.op
-    space = directory.space(op)
-    if space is None:
-        raise UserError(
-            f"op {op!r} of {directory.manifest.model.name} declares no design space to search",
-            f"add one under ops.{op}.space in fasttrack.toml, or submit a candidate with `fasttrack submit`",
-        )
+    space = _space(directory, op)
     starts = [(config, "a configuration of the dispatch table") for config in _configs(directory, op)]
     starts.append((space.default, "the default of the design space"))
     sizes = {w.name: contract.cost(w).bytes_read for w in contract.workloads()}
@@ -99,6 +176,23 @@ def proposer(
     for config in floor.seeds(space, workload_bytes):
         starts.append((config, "bytes in flight cover latency x bandwidth"))
     return Search(space, lambda config: directory.candidate(op, config), starts, seed)
+
+
+def _space(directory: "ModelDirectory", op: str):
+    space = directory.space(op)
+    if space is None:
+        raise UserError(
+            f"op {op!r} of {directory.manifest.model.name} declares no design space to search",
+            f"add one under ops.{op}.space in fasttrack.toml, or submit a candidate with `fasttrack submit`",
+        )
+    return space
+
+
+def _require(package: str, extra: str) -> None:
+    from importlib.util import find_spec
+
+    if find_spec(package) is None:
+        raise UserError(f"the package {package} is not installed", f"pip install 'fasttrack[{extra}]'")
 
 
 def _configs(directory: "ModelDirectory", op: str) -> list[Config]:

@@ -10,10 +10,15 @@ from fasttrack_validation.judge.verdict import Verdict
 
 @dataclass(frozen=True)
 class Proposal:
-    """A candidate and one line on why it is worth judging."""
+    """A candidate and one line on why it is worth judging.
+
+    `parents` are digests of the candidates that it was made from; `island` is the line of descent that it belongs to.
+    """
 
     candidate: Candidate
     note: str
+    parents: tuple[str, ...] = ()
+    island: int = 0
 
 
 @dataclass(frozen=True)

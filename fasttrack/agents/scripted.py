@@ -17,6 +17,13 @@ class Line(Frozen):
 
     candidate: Candidate
     note: str
+    parents: tuple[str, ...] = ()
+    island: int = 0
+
+    @property
+    def proposal(self) -> Proposal:
+        """The proposal that the line records."""
+        return Proposal(self.candidate, self.note, self.parents, self.island)
 
 
 class Scripted:
@@ -35,7 +42,8 @@ class Scripted:
 
 def render_transcript(proposals: Iterable[Proposal]) -> str:
     """JSON lines, one proposal each, in order."""
-    return "".join(Line(candidate=p.candidate, note=p.note).canonical_json() + "\n" for p in proposals)
+    lines = (Line(candidate=p.candidate, note=p.note, parents=p.parents, island=p.island) for p in proposals)
+    return "".join(line.canonical_json() + "\n" for line in lines)
 
 
 def read_transcript(path: Path, op: str) -> list[Proposal]:
@@ -54,5 +62,5 @@ def read_transcript(path: Path, op: str) -> list[Proposal]:
             raise UserError(f"{path}:{number}: not a proposal: {error.errors()[0]['msg']}", how) from error
         if entry.candidate.op != op:
             raise UserError(f"{path}:{number}: the proposal is for op {entry.candidate.op!r}, not {op!r}", how)
-        proposals.append(Proposal(entry.candidate, entry.note))
+        proposals.append(entry.proposal)
     return proposals

@@ -55,6 +55,7 @@ def archive_document(bundle: Bundle) -> Document:
                 if not time.measured
             },
             "seconds": evaluation.verdict.seconds,
+            **({"parents": list(evaluation.proposal.parents)} if evaluation.proposal.parents else {}),
         }
         for number, evaluation in enumerate(bundle.evaluations)
     ]
@@ -118,7 +119,8 @@ def report_data(bundle: Bundle, statement: evidence.Statement, written: Iterable
         risks=risky_mechanisms(files, [plan] if plan else []) + tuple(_audited(statement.predicate.verdict.audits)),
         provenance=Provenance(
             agent=request.agent, seed=request.seed, rounds=len(bundle.evaluations), base_commit=request.base,
-            author=author, fallback_identity=fallback, source=archive,
+            author=author, fallback_identity=fallback, source=archive, agent_model=bundle.agent_model,
+            **({"cost": bundle.bill} if bundle.bill else {}),
         ),
         owner_paragraph=_owner_paragraph(bundle),
         maintenance=Maintenance(

@@ -208,7 +208,7 @@ def test_an_existing_branch_is_refused_before_any_work(checkout, tmp_path):
 
 def test_unknown_op_agent_and_hardware(checkout):
     for change, text in [
-        ({"op": "kopy"}, "no op"), ({"agent": "chat"}, "no agent 'chat'"), ({"hardware": ("b200",)}, "hardware 'b200'"),
+        ({"op": "kopy"}, "no op"), ({"agent": "orakel"}, "no agent 'orakel'"), ({"hardware": ("b200",)}, "hardware 'b200'"),
         ({"agent": "replay"}, "--transcript"),
     ]:  # fmt: skip
         with pytest.raises(UserError, match=text):
