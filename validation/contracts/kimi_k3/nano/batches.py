@@ -34,9 +34,7 @@ def training_batch(seed: int, step: int, tokens: int, lengths: tuple[int, ...]) 
     return _stacked([_sequence(random, length) for _ in range(max(1, tokens // length))], length)
 
 
-def prefetched(
-    seed: int, first_step: int, tokens: int, lengths: tuple[int, ...], *, workers: int
-) -> Iterator[Batch]:
+def prefetched(seed: int, first_step: int, tokens: int, lengths: tuple[int, ...], *, workers: int) -> Iterator[Batch]:
     """The batches from `first_step` on, made ahead in `workers` processes; made when asked for with none."""
     step = first_step
     if not workers:

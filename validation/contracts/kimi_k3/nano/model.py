@@ -58,7 +58,7 @@ class Forward:
     def __call__(self, tokens: Tensor) -> Tensor:
         """Logits [sequences, length, vocabulary] of [sequences, length] token ids."""
         self.sequences = len(tokens)
-        embedding = self.precision.wide(F.embedding(tokens.flatten(), self.weights.embedding))
+        embedding = F.embedding(tokens.flatten(), self.precision.wide(self.weights.embedding))
         stream = Stream(embedding, self.architecture.attn_res_block_size, self.precision)
         for number, layer in self.weights.layers.items():
             attend = self._kda if isinstance(layer.attention, KdaWeights) else self._mla
@@ -128,7 +128,10 @@ class Forward:
         # One width for all three lets fused attention run; what is appended to the values is dropped again.
         value = F.pad(value, (0, key.shape[-1] - sizes.v_head_dim))
         attended = F.scaled_dot_product_attention(
-            *(self._by_head(part).to(precision.storage) for part in (query.unflatten(1, (sizes.heads, -1)), key, value)),
+            *(
+                self._by_head(part).to(precision.storage)
+                for part in (query.unflatten(1, (sizes.heads, -1)), key, value)
+            ),
             is_causal=True,
         )
         attended = precision.wide(self._by_row(attended)[..., : sizes.v_head_dim]).flatten(1)
@@ -152,23 +155,19 @@ class Forward:
     def _experts(self, latent: Tensor, ids: Tensor, load: Tensor, weights: MoeWeights) -> Tensor:
         """W2_e situ(W13_e z) of every token and chosen expert, [rows, top_k, L].
 
-        Tokens are sorted by expert into one block an expert, as long as the fullest needs; none is dropped.
+        Tokens are sorted by expert; each expert multiplies its own, and everything else sees all of them at once.
         """
-        precision, capacity = self.precision, int(load.max())
+        precision, loads = self.precision, load.tolist()
         order = ids.flatten().argsort(stable=True)
-        expert = ids.flatten()[order]
-        place = expert * capacity + torch.arange(len(order), device=order.device) - (load.cumsum(0) - load)[expert]
-        blocks = latent.new_zeros(len(load) * capacity, latent.shape[-1])
-        blocks = blocks.index_copy(0, place, latent[order // ids.shape[1]]).unflatten(0, (len(load), capacity))
-        gate, up = self._product(blocks, weights.w13.values).chunk(2, -1)
-        down = self._product(precision.round(situ(gate, up, self.architecture.situ)), weights.w2.values)
-        outputs = down.flatten(0, 1)[place]
-        return torch.empty_like(outputs).index_copy(0, order, outputs).unflatten(0, ids.shape)
 
-    def _product(self, x: Tensor, weight: Tensor) -> Tensor:
-        """x W^T for each expert, in the storage type, whose values MXFP4 weights all have."""
-        storage = self.precision.storage
-        return self.precision.wide(torch.bmm(x.to(storage), weight.to(storage).mT))
+        def product(x: Tensor, weight: Tensor) -> Tensor:
+            parts = zip(x.split(loads), weight.unbind(0), strict=True)
+            return torch.cat([precision.linear(part, expert) for part, expert in parts])
+
+        sent = latent.index_select(0, order // ids.shape[1])
+        gate, up = product(sent, weights.w13.values).chunk(2, -1)
+        outputs = product(precision.round(situ(gate, up, self.architecture.situ)), weights.w2.values)
+        return torch.zeros_like(outputs).index_copy(0, order, outputs).unflatten(0, ids.shape)
 
     def _by_head(self, x: Tensor) -> Tensor:
         """[rows, heads, D] as [sequences, heads, length, D]."""

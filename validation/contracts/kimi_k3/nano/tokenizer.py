@@ -32,7 +32,9 @@ PAD, BOS, EOS = 0, 1, 2
 MARKS = ("<pad>", "<bos>", "<eos>")
 _WORDS = (*NAMES, *ANIMALS, *THINGS, *COLOURS, *PLACES, *VERBS, *OTHERS)
 _TEXT = tuple(
-    dict.fromkeys(["\n", *map(chr, range(32, 127)), *COMMANDS, *(form for word in _WORDS for form in (word, " " + word))])
+    dict.fromkeys(
+        ["\n", *map(chr, range(32, 127)), *COMMANDS, *(form for word in _WORDS for form in (word, " " + word))]
+    )
 )
 SYMBOLS = (*MARKS, *_TEXT)
 """Every symbol; its place is its token id. Marks have no text: ids alone express them."""

@@ -12,6 +12,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -28,7 +29,7 @@ from .parameters import export
 from .training import Run, Settings
 
 STATE, LOG, RECORD, CHECKPOINT = "state.pt", "log.jsonl", "training.json", "checkpoint"
-LOG_EVERY, EVALUATE_EVERY, SAVE_SECONDS = 10, 250, 60.0
+LOG_EVERY, EVALUATE_EVERY, SAVE_SECONDS = 10, 500, 60.0
 
 
 def train(
@@ -41,7 +42,7 @@ def train(
     recompute: bool = False,
     workers: int = 0,
     held_out_samples: int = 64,
-    say: Callable[[str], None] = print,
+    say: Callable[[str], None] = partial(print, flush=True),
 ) -> None:
     """The whole run, or what is left of it.
 
