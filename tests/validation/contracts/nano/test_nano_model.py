@@ -1,11 +1,10 @@
-"""The differentiable model against the oracle and the plain path: same weights, same logits; gradients by other means."""
+"""The differentiable model against oracle and plain path: same weights, same logits; gradients by other means."""
 
 from dataclasses import replace
 
 import k3_weights
 import pytest
 import torch
-
 from fasttrack_validation.contracts.kimi_k3.kda_decode.oracle import Step
 from fasttrack_validation.contracts.kimi_k3.layer_weights import KdaWeights, MlaWeights, MoeWeights, Shard
 from fasttrack_validation.contracts.kimi_k3.nano import parameters as nano_parameters
@@ -221,3 +220,26 @@ def test_a_checkpoint_holds_what_was_trained(tmp_path, oracle):
     torch.testing.assert_close(stepped(EXACT, load_model(checkpoint, Shard())), oracle, rtol=0, atol=1e-11)
     again = nano_parameters.weights(nano_parameters.imported(checkpoint), PICO)
     torch.testing.assert_close(trained(EXACT, again), oracle, rtol=0, atol=1e-11)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_on_a_gpu_it_errs_as_the_plain_path_does_and_its_gradients_are_those_of_the_cpu(oracle):
+    plain = (stepped(PUBLISHED) - oracle).abs()
+    leaves = {name: x.cuda().requires_grad_() for name, x in PARAMETERS.items()}
+    found = Forward(PICO, nano_parameters.weights(leaves, PICO), TensorCores())(TOKENS.cuda())
+    error = (found.detach().cpu().double() - oracle).abs()
+    for quantile in (0.5, 0.9):
+        assert error.quantile(quantile) < 1.25 * plain.quantile(quantile)
+
+    def gradients(parameters, device):
+        read = nano_parameters.weights(parameters, PICO)
+        value = Forward(PICO, read, UNROUNDED)(TOKENS.to(device)).square().sum()
+        learning = [x for x in parameters.values() if x.requires_grad]
+        return torch.autograd.grad(value, learning, allow_unused=True)
+
+    here = {name: x.clone().requires_grad_() for name, x in PARAMETERS.items()}
+    for mine, theirs in zip(gradients(leaves, "cuda"), gradients(here, "cpu"), strict=True):
+        assert (mine is None) == (theirs is None)
+        if mine is not None:
+            assert (mine.cpu() - theirs).norm() <= 1e-2 * theirs.norm()

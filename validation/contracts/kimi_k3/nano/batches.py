@@ -11,10 +11,6 @@ import torch
 from torch import Tensor
 
 from .tasks import TASKS, sample
-from .tokenizer import PAD
-
-OTHER_WEIGHT = 0.1
-"""Weight in the loss of tokens that follow from nothing, beside 1 for those of answers."""
 
 
 @dataclass(frozen=True)
@@ -23,15 +19,18 @@ class Batch:
 
     tokens: Tensor
     """[sequences, length + 1] int64: inputs and, one further, what is to be predicted"""
-    weight: Tensor
-    """[sequences, length] float32: of each prediction in the loss; 0 for padding"""
+    answer: Tensor
+    """[sequences, length] bool: whether what is to be predicted is part of an answer"""
 
 
 def training_batch(seed: int, step: int, tokens: int, lengths: tuple[int, ...]) -> Batch:
     """About `tokens` tokens in sequences of one of `lengths`, short ones more often: each gets half of what is left."""
     random = Random(f"train:{seed}:{step}")
     length = next((length for length in sorted(lengths)[:-1] if random.random() < 0.5), max(lengths))
-    return _stacked([_sequence(random, length) for _ in range(max(1, tokens // length))], length)
+    sequences = [_sequence(random, length) for _ in range(max(1, tokens // length))]
+    return Batch(
+        torch.tensor([tokens for tokens, _ in sequences]), torch.tensor([answer[1:] for _, answer in sequences])
+    )
 
 
 def prefetched(seed: int, first_step: int, tokens: int, lengths: tuple[int, ...], *, workers: int) -> Iterator[Batch]:
@@ -54,13 +53,13 @@ def prefetched(seed: int, first_step: int, tokens: int, lengths: tuple[int, ...]
 def _raw(seed: int, step: int, tokens: int, lengths: tuple[int, ...]):
     """As arrays: tensors would travel between processes through shared files, of which there are few."""
     batch = training_batch(seed, step, tokens, lengths)
-    return batch.tokens.numpy(), batch.weight.numpy()
+    return batch.tokens.numpy(), batch.answer.numpy()
 
 
-def _sequence(random: Random, length: int) -> tuple[list[int], list[float]]:
+def _sequence(random: Random, length: int) -> tuple[list[int], list[bool]]:
     """Problems one after the other; a third of the sequences begin with a retrieval that nearly fills them."""
     tokens: list[int] = []
-    weight: list[float] = []
+    answer: list[bool] = []
     tasks = sorted(TASKS)
     whole = random.random() < 1 / 3
     while len(tokens) < length + 1:
@@ -69,14 +68,5 @@ def _sequence(random: Random, length: int) -> tuple[list[int], list[float]]:
         size = random.randint(room // 2, room) if not tokens else min(room, 256)
         drawn = sample(task, random, size, held_out=False)
         tokens += drawn.tokens
-        weight += [1.0 if answer else OTHER_WEIGHT for answer in drawn.answer]
-    return tokens[: length + 1], weight[: length + 1]
-
-
-def _stacked(sequences: list[tuple[list[int], list[float]]], length: int) -> Batch:
-    tokens = torch.full((len(sequences), length + 1), PAD)
-    weight = torch.zeros(len(sequences), length)
-    for row, (ids, weights) in enumerate(sequences):
-        tokens[row] = torch.tensor(ids)
-        weight[row] = torch.tensor(weights[1:])
-    return Batch(tokens, weight)
+        answer += drawn.answer
+    return tokens[: length + 1], answer[: length + 1]

@@ -1,4 +1,7 @@
-"""Held-out accuracies of a checkpoint by the plain path: `python -m fasttrack_validation.contracts.kimi_k3.nano.evaluate DIR`."""
+"""Held-out accuracies of a checkpoint, by the plain path.
+
+`python -m fasttrack_validation.contracts.kimi_k3.nano.evaluate DIR`, with DIR the `checkpoint/` of a training run.
+"""
 
 import argparse
 import sys

@@ -157,12 +157,13 @@ class Forward:
 
         Tokens are sorted by expert; each expert multiplies its own, and everything else sees all of them at once.
         """
-        precision, loads = self.precision, load.tolist()
+        precision, storage, loads = self.precision, self.precision.storage, load.tolist()
         order = ids.flatten().argsort(stable=True)
 
         def product(x: Tensor, weight: Tensor) -> Tensor:
-            parts = zip(x.split(loads), weight.unbind(0), strict=True)
-            return torch.cat([precision.linear(part, expert) for part, expert in parts])
+            # MXFP4 values are exact in the storage type. Types change once for all experts, not at each.
+            parts = zip(x.to(storage).split(loads), weight.to(storage).unbind(0), strict=True)
+            return precision.wide(torch.cat([F.linear(part, expert) for part, expert in parts]))
 
         sent = latent.index_select(0, order // ids.shape[1])
         gate, up = product(sent, weights.w13.values).chunk(2, -1)

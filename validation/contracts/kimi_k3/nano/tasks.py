@@ -73,13 +73,13 @@ def copying(random: Random, size: int) -> Problem:
 
 def retrieval(random: Random, size: int) -> Problem:
     """Codes of four digits strewn over prose of `size` tokens, of which several are asked for at its end."""
-    needles = random.randint(4, 16)
+    needles = random.randint(4, max(4, min(24, size // 24)))
     keys: dict[str, str] = {}
     while len(keys) < needles:
-        keys["".join(random.choices(string.ascii_lowercase, k=4))] = f"{random.randrange(10_000):04}"
-    # About ten tokens a needle and fourteen a question.
-    asked = random.sample(sorted(keys), min(4, needles))
-    lines, length = [], 10 * needles + 14 * len(asked) + 8
+        keys["".join(random.choices(string.ascii_lowercase, k=3))] = f"{random.randrange(10_000):04}"
+    asked = random.sample(sorted(keys), min(8, needles))
+    # Tokens of a needle ("code abc 1234", its first word one symbol) and of a question.
+    lines, length = [], 10 * needles + 10 * len(asked)
     while (length := length + len(encode(story := " ".join(_story(random)) + "\n"))) <= size:
         lines.append(story)
     for key, code in keys.items():

@@ -1,18 +1,18 @@
-"""Trains the nano model: `python -m fasttrack_validation.contracts.kimi_k3.nano.train --device cuda --minutes 8 --out DIR`.
+"""Trains the nano model: `python -m fasttrack_validation.contracts.kimi_k3.nano.train --minutes N --out DIR`.
 
-DIR then holds `checkpoint/` (published form), `training.json` (settings, machine, what came out), `log.jsonl` (loss curve
-and held-out accuracies on the way) and `state.pt`, from which `--resume` goes on.
+DIR then holds `checkpoint/` (published form), `training.json` (settings, machine, length), `log.jsonl` (loss curve and
+held-out accuracies on the way), `run.json` (what a resumed run must share) and `state.pt`, where `--resume` goes on.
 """
 
 import argparse
 import json
+import math
 import os
 import platform
 import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -28,8 +28,12 @@ from .devices import require
 from .parameters import export
 from .training import Run, Settings
 
-STATE, LOG, RECORD, CHECKPOINT = "state.pt", "log.jsonl", "training.json", "checkpoint"
+STATE, LOG, RECORD, IDENTITY, CHECKPOINT = "state.pt", "log.jsonl", "training.json", "run.json", "checkpoint"
 LOG_EVERY, EVALUATE_EVERY, SAVE_SECONDS = 10, 500, 60.0
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
 
 
 def train(
@@ -42,7 +46,7 @@ def train(
     recompute: bool = False,
     workers: int = 0,
     held_out_samples: int = 64,
-    say: Callable[[str], None] = partial(print, flush=True),
+    say: Callable[[str], None] = _say,
 ) -> None:
     """The whole run, or what is left of it.
 
@@ -92,14 +96,14 @@ def _begin(run: Run, out: Path, config: Path, resume: bool) -> None:
         if out.exists():
             raise UserError(f"{out}: exists already", "name a new directory, or go on with --resume")
         out.mkdir(parents=True)
-        (out / "run.json").write_text(canonical_json(identity) + "\n", "utf-8")
+        (out / IDENTITY).write_text(canonical_json(identity) + "\n", "utf-8")
         return
     if not (out / STATE).is_file():
         raise UserError(f"{out / STATE}: missing, there is no run to resume", "start one without --resume")
-    if json.loads((out / "run.json").read_text("utf-8")) != json.loads(canonical_json(identity)):
+    if json.loads((out / IDENTITY).read_text("utf-8")) != json.loads(canonical_json(identity)):
         raise UserError(
             f"{out}: this run has another configuration or other settings",
-            "resume with those of run.json; only the length of the run may change",
+            f"resume with those of {IDENTITY}; only the length of the run may change",
         )
     run.restore(torch.load(out / STATE, map_location=run.device, weights_only=True))
     lines = (out / LOG).read_text("utf-8").splitlines(keepends=True)
@@ -112,10 +116,11 @@ def _identity(settings: Settings) -> dict:
 
 def _curve(run: Run, measures: list[dict[str, torch.Tensor]]) -> dict:
     """One point of the loss curve: the mean over the steps since the last one."""
-    means = {name: float(torch.stack([each[name] for each in measures]).nanmean()) for name in measures[0]}
-    if not means["loss"] < float("inf"):
+    means = {name: float(torch.stack([each[name] for each in measures]).mean()) for name in measures[0]}
+    if not math.isfinite(means["answer_loss"] + means["other_loss"]):
         raise UserError(
-            f"the loss is {means['loss']} at step {run.step}", "resume from the last state with a lower --learning-rate"
+            f"the loss is {means['answer_loss']} at step {run.step}",
+            "resume from the last state with a lower --learning-rate",
         )
     return {
         "step": run.step,

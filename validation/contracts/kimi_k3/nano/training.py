@@ -23,12 +23,13 @@ class Settings(Frozen):
     seed: int = 0
     minutes: float | None = Field(default=None, gt=0, description="length of the run, if not in steps")
     steps: int | None = Field(default=None, gt=0, description="length of the run, if not in minutes")
-    tokens: int = Field(default=32768, gt=0, description="of one batch")
+    tokens: int = Field(default=16384, gt=0, description="of one batch; one sequence at least")
     lengths: tuple[int, ...] = Field(default=(512, 2048, 8192, 20480), min_length=1, description="of sequences")
     learning_rate: float = Field(default=2e-3, gt=0, description="at its highest")
     warmup: float = Field(default=0.02, ge=0, lt=1, description="share of the run in which the learning rate rises")
     weight_decay: float = Field(default=0.1, ge=0, description="of matrices between embedding and head")
     bias_rate: float = Field(default=1e-3, gt=0, description="step of the router's selection bias")
+    other_weight: float = Field(default=0.2, ge=0, description="of tokens that follow from nothing; answers have 1")
     clip: float = Field(default=1.0, gt=0, description="largest norm of a gradient")
 
     @model_validator(mode="after")
@@ -86,28 +87,29 @@ class Run:
         return highest * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * (progress - warmup) / (1 - warmup))))
 
     def advance(self, batch: Batch) -> dict[str, Tensor]:
-        """One step. Gives `loss` (weighted), `answer_loss` (nats a token of an answer), `imbalance` (the fullest
-        expert's load over the mean, worst layer), each a scalar on the device.
+        """One step. Gives scalars on the device: `answer_loss` and `other_loss` (nats a token), and `imbalance` (the
+        fullest expert's load over the mean, in the worst layer).
+
+        The mean over answers is weighed against the mean over all else: long texts hold few answers.
         """
         for group in self.optimiser.param_groups:
             group["lr"] = self.learning_rate
-        tokens, weight = batch.tokens.to(self.device), batch.weight.to(self.device)
+        tokens, answer = batch.tokens.to(self.device), batch.answer.to(self.device).flatten()
         forward = self.forward()
         logits = forward(tokens[:, :-1])
         each = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="none")
-        weight = weight.flatten()
-        loss = (each * weight).sum() / weight.sum()
+        answers, others = ((each * of).sum() / of.sum().clamp(min=1) for of in (answer, ~answer))
+        loss = answers + self.settings.other_weight * others
         self.optimiser.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_([x for x in self.parameters.values() if x.grad is not None], self.settings.clip)
         self.optimiser.step()
         self._balance(forward.loads)
         self.step += 1
-        self.tokens += weight.numel()
-        answer = weight == 1
+        self.tokens += answer.numel()
         return {
-            "loss": loss.detach(),
-            "answer_loss": each.detach()[answer].mean(),
+            "answer_loss": answers.detach(),
+            "other_loss": others.detach(),
             "imbalance": torch.stack([load.max() / load.float().mean() for load in forward.loads.values()]).max(),
         }
 
