@@ -86,7 +86,7 @@ def test_an_interrupted_write_leaves_nothing(nano, tmp_path, monkeypatch):
     def interrupted(*args, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(synthetic, "_write_json", interrupted)
+    monkeypatch.setattr(writer, "_write_json", interrupted)
     with pytest.raises(KeyboardInterrupt):
         synthetic.write(tmp_path / "deep" / "never", nano, layers=[0], ends=False)
     assert list((tmp_path / "deep").iterdir()) == []
