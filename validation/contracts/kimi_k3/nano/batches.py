@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
 from random import Random
@@ -42,12 +42,15 @@ def prefetched(seed: int, first_step: int, tokens: int, lengths: tuple[int, ...]
             step += 1
     # Spawned, not forked: the parent may hold a CUDA context and threads.
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        ahead = deque[object]()
-        while True:
-            while len(ahead) < 4 * workers:
-                ahead.append(pool.submit(_raw, seed, step, tokens, lengths))
-                step += 1
-            yield Batch(*map(torch.from_numpy, ahead.popleft().result()))
+        ahead: deque[Future] = deque()
+        try:
+            while True:
+                while len(ahead) < 4 * workers:
+                    ahead.append(pool.submit(_raw, seed, step, tokens, lengths))
+                    step += 1
+                yield Batch(*map(torch.from_numpy, ahead.popleft().result()))
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 def _raw(seed: int, step: int, tokens: int, lengths: tuple[int, ...]):
