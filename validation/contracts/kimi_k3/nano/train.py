@@ -167,6 +167,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--lengths", type=int, nargs="+", default=defaults["lengths"], help="of sequences")
     parser.add_argument("--learning-rate", type=float, default=defaults["learning_rate"])
     parser.add_argument("--workers", type=int, default=0, help="processes that make batches ahead")
+    parser.add_argument("--samples", type=int, default=64, help="held-out problems a task, on the way")
     parser.add_argument("--recompute", action="store_true", help="less memory, a third more time")
     options = parser.parse_args(arguments)
     try:
@@ -185,6 +186,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             resume=options.resume,
             recompute=options.recompute,
             workers=options.workers,
+            held_out_samples=options.samples,
         )
     except UserError as error:
         print(error, file=sys.stderr)
