@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from fasttrack_validation.contracts.kimi_k3.architecture import CONFIG, NANO, Architecture
 from fasttrack_validation.contracts.kimi_k3.layer_weights import Shard
-from fasttrack_validation.contracts.kimi_k3.weights import mxfp4, synthetic
+from fasttrack_validation.contracts.kimi_k3.weights import mxfp4, synthetic, writer
 from fasttrack_validation.contracts.kimi_k3.weights.checkpoint import Checkpoint
 from fasttrack_validation.contracts.kimi_k3.weights.names import ALog
 from fasttrack_validation.contracts.kimi_k3.weights.shard import load_layer
@@ -32,7 +32,7 @@ def digest(tensors: dict[str, torch.Tensor]) -> str:
 def test_configuration_round_trip(path, tmp_path):
     architecture = Architecture.from_config(path)
     written = tmp_path / "config.json"
-    written.write_text(json.dumps(synthetic.published_config(architecture)))
+    written.write_text(json.dumps(writer.published_config(architecture)))
     assert Architecture.from_config(written) == architecture
     assert json.loads(written.read_text()) == json.loads(path.read_text())
 
@@ -86,7 +86,7 @@ def test_an_interrupted_write_leaves_nothing(nano, tmp_path, monkeypatch):
     def interrupted(*args, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(synthetic, "_write_json", interrupted)
+    monkeypatch.setattr(writer, "_write_json", interrupted)
     with pytest.raises(KeyboardInterrupt):
         synthetic.write(tmp_path / "deep" / "never", nano, layers=[0], ends=False)
     assert list((tmp_path / "deep").iterdir()) == []

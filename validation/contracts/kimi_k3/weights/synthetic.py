@@ -6,20 +6,16 @@ of order one and the residual stream grows only with the number of sources that 
 """
 
 import hashlib
-import json
-import shutil
-import tempfile
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 from torch import Generator, Tensor
 
 from ....errors import UserError
 from ..architecture import Architecture
-from . import mxfp4, names, quantisation
-from .checkpoint import CONFIG_FILE, INDEX_FILE, TORCH_DTYPES
+from . import mxfp4, names, writer
+from .checkpoint import TORCH_DTYPES
 from .names import ALog, TensorInfo, expected
 
 _PACKED, _SCALE = ".weight_packed", ".weight_scale"
@@ -41,105 +37,13 @@ def write(
     Experts are used unevenly, each of them sometimes. With `ties`, experts 2n and 2n + 1 always score the same. An
     `A_log` vector gets a tail of zeros. Raises UserError if `directory` exists, or for a layer that there is not.
     """
-    if directory.exists():
-        raise UserError(f"{directory}: exists already", "name a new directory, or remove this one")
     chosen = range(architecture.layers) if layers is None else sorted(set(layers))
     if odd := [layer for layer in chosen if not 0 <= layer < architecture.layers]:
         raise UserError(f"there is no layer {odd[0]}", f"layers count from 0 to {architecture.layers - 1}")
     parts = [expected(architecture, [layer], ends=False, a_log=a_log) for layer in chosen]
     if ends:
         parts.append(expected(architecture, [], a_log=a_log))
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
-    try:
-        _write_into(unfinished, architecture, parts, lambda name, info: _draw(name, info, seed, ties))
-        unfinished.chmod(0o755)
-        unfinished.rename(directory)
-    except BaseException:
-        shutil.rmtree(unfinished)
-        raise
-
-
-def published_config(architecture: Architecture) -> dict:
-    """The content of a `config.json` from which `Architecture.from_config` reads `architecture`.
-
-    Epsilons that the published form lacks are not in it.
-    """
-    a, kda, mla, moe = architecture, architecture.kda, architecture.mla, architecture.moe
-    return {
-        "architectures": ["KimiK3ForConditionalGeneration"],
-        "model_type": "kimi_k3",
-        "text_config": {
-            "model_type": "kimi_linear",
-            "hidden_size": a.hidden_size,
-            "intermediate_size": a.dense_intermediate_size,
-            "num_hidden_layers": a.layers,
-            "num_attention_heads": mla.heads,
-            "num_key_value_heads": mla.heads,
-            "vocab_size": a.vocab_size,
-            "max_position_embeddings": a.max_positions,
-            "tie_word_embeddings": False,
-            "rms_norm_eps": a.eps.backbone,
-            "hidden_act": "situ",
-            "activation_situ_beta": a.situ.beta,
-            "activation_situ_linear_beta": a.situ.linear_beta,
-            "attn_res_block_size": a.attn_res_block_size,
-            "linear_attn_config": {
-                "num_heads": kda.heads,
-                "head_dim": kda.head_dim,
-                "short_conv_kernel_size": kda.conv_width,
-                "gate_lower_bound": kda.gate_lower_bound,
-                "use_full_rank_gate": True,
-                "kda_layers": [layer + 1 for layer in a.kda_layers],
-                "full_attn_layers": [layer + 1 for layer in a.mla_layers],
-            },
-            "q_lora_rank": mla.q_lora_rank,
-            "kv_lora_rank": mla.kv_lora_rank,
-            "qk_nope_head_dim": mla.qk_nope_head_dim,
-            "qk_rope_head_dim": mla.qk_rope_head_dim,
-            "v_head_dim": mla.v_head_dim,
-            "mla_use_nope": True,
-            "mla_use_output_gate": True,
-            "first_k_dense_replace": moe.first_layer,
-            "moe_layer_freq": 1,
-            "num_experts": moe.experts,
-            "num_experts_per_token": moe.top_k,
-            "num_shared_experts": moe.shared_experts,
-            "num_expert_group": 1,
-            "topk_group": 1,
-            "moe_intermediate_size": moe.expert_intermediate_size,
-            "routed_expert_hidden_size": moe.latent_size,
-            "latent_moe_use_norm": True,
-            "moe_router_activation_func": "sigmoid",
-            "moe_renormalize": True,
-            "routed_scaling_factor": moe.routed_scaling_factor,
-            "num_nextn_predict_layers": 0,
-            "quantization_config": quantisation.published(),
-        },
-    }
-
-
-_Draw = Callable[[str, TensorInfo], dict[str, Tensor]]
-
-
-def _write_into(
-    directory: Path, architecture: Architecture, parts: Collection[dict[str, TensorInfo]], draw: _Draw
-) -> None:
-    weight_map: dict[str, str] = {}
-    total_size = 0
-    for number, infos in enumerate(parts, 1):
-        file = f"model-{number:05}-of-{len(parts):05}.safetensors"
-        tensors = {name: tensor for item in infos.items() for name, tensor in draw(*item).items()}
-        save_file(tensors, directory / file, metadata={"format": "pt"})
-        weight_map |= dict.fromkeys(tensors, file)
-        total_size += sum(tensor.nbytes for tensor in tensors.values())
-    index = {"metadata": {"total_size": total_size}, "weight_map": dict(sorted(weight_map.items()))}
-    _write_json(directory / INDEX_FILE, index)
-    _write_json(directory / CONFIG_FILE, published_config(architecture))
-
-
-def _write_json(path: Path, content: dict) -> None:
-    path.write_text(json.dumps(content, indent=2) + "\n", "utf-8")
+    writer.write(directory, architecture, parts, lambda name, info: _draw(name, info, seed, ties))
 
 
 def _draw(name: str, info: TensorInfo, seed: int, ties: bool) -> dict[str, Tensor]:
