@@ -29,7 +29,8 @@ def calibrate(
     """Draws exams from the per-item `differences` of an A/A run, each with a random sign, and applies the rule.
 
     Stock has no order, so the sign of an A/A difference carries nothing: with random signs the true difference is 0
-    exactly, or the margin once that is taken off every item. For rules with one look. Raises ValueError for fewer than two items.
+    exactly, or the margin once that is taken off every item. For rules with one look. Raises ValueError for fewer than
+    two items.
     """
     values = np.asarray(differences, float)
     if values.size < 2 or not np.isfinite(values).all():

@@ -1,4 +1,4 @@
-"""Quantiles and tails that decisions on exams rest on. Pure Python: nothing here needs more than a few thousand terms."""
+"""Quantiles and tails that decisions on exams rest on. Pure Python; sums of some thousand terms at most."""
 
 from functools import lru_cache
 from math import atan, comb, cos, pi, sin, sqrt

@@ -2,12 +2,12 @@
 
 One-sided at level alpha. With margin m, difference d and half-width w:
 
-    pass          d - w > -m    a loss of m or more is refused; an arm that loses m passes with probability <= alpha
-    fail          d + w < -m    a loss of more than m is shown; an arm that loses m or less fails with probability <= alpha
+    pass          d - w > -m    an arm that loses m or more passes with probability <= alpha
+    fail          d + w < -m    an arm that loses m or less fails with probability <= alpha
     inconclusive  otherwise
 
-The half-width is w = h + sqrt((t SE)^2 + h^2) with Student's t for the clusters, and h half of what N generations cannot
-see: a loss of 1 - alpha^(1/N) leaves N scores untouched with probability alpha. Where hardly any score differs SE says
+The half-width is w = h + sqrt((t SE)^2 + h^2) with Student's t for the clusters, and h half of what N generations can
+miss: a loss of 1 - alpha^(1/N) leaves N scores untouched with probability alpha. Where hardly any score differs SE says
 nothing, and is 0 where none does; there w is that loss, and for a few losses it follows the exact Poisson bounds.
 With hundreds of generations and ordinary noise h does not matter.
 """

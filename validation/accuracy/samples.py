@@ -1,4 +1,4 @@
-"""Two small exams of our own items (`samples.toml`), so that everything runs offline. They say nothing about a model."""
+"""Two small exams of our own items (`samples.toml`), so that all of it runs offline. They say little about a model."""
 
 import tomllib
 from importlib.resources import files
@@ -7,7 +7,7 @@ from .draw import Draw
 from .frozen import Draft, Item, Key, Message, Scorer, Source
 
 _INTEGER = "{question}\n\nReason step by step. End with one line `Answer: N`, where N is an integer."
-_CHOICE = "{question}\n\n{options}\n\nReason step by step. End with one line `Answer: X`, where X is the letter of an option."
+_CHOICE = "{question}\n\n{options}\n\nReason step by step. End with one line `Answer: X`, X the letter of an option."
 
 
 def integers(source: Source) -> Draft:

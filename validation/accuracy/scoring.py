@@ -6,7 +6,9 @@ from difflib import SequenceMatcher
 from ..records import Frozen
 from .frozen import Item, Key, Scorer
 
-_INTEGER = re.compile(r"(?:\\boxed\s*\{\s*|^[\s*_]*answer\s*:[\s*_$]*)(-?\d{1,12})(?![\d.,]*\d)", re.IGNORECASE | re.MULTILINE)
+_INTEGER = re.compile(
+    r"(?:\\boxed\s*\{\s*|^[\s*_]*answer\s*:[\s*_$]*)(-?\d{1,12})(?![\d.,]*\d)", re.IGNORECASE | re.MULTILINE
+)
 _CHOICE = re.compile(r"^[\s*_]*answer\s*:[\s*_]*\(?([A-Z])\)?(?![A-Za-z])", re.IGNORECASE | re.MULTILINE)
 
 
@@ -32,8 +34,8 @@ def score(scorer: Scorer, item: Item, key: Key, text: str) -> Scored:
 
 
 def mrcr(text: str, answer: str, prefix: str) -> Scored:
-    """The published definition (openai/mrcr): 0 unless the text starts with `prefix`, to the character; else the ratio of
-    `difflib.SequenceMatcher` over what follows it in the text and in `answer`, with its default autojunk.
+    """The published definition (openai/mrcr): 0 unless the text starts with `prefix`, to the character; else the ratio
+    of `difflib.SequenceMatcher` over what follows it in the text and in `answer`, with its default autojunk.
     """
     if not text.startswith(prefix):
         return Scored(score=0.0, parsed=False)

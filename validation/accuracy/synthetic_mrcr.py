@@ -22,7 +22,8 @@ TOPICS = (
 ORDINALS = ("1st", "2nd", "3rd", "4th", "5th", "6th", "7th", "8th")
 REQUEST = "Write a {form} about {topic}."
 QUESTION = (
-    "Prepend {prefix} to the {ordinal} (1 indexed) {form} about {topic}. Do not include any other text in your response."
+    "Prepend {prefix} to the {ordinal} (1 indexed) {form} about {topic}. "
+    "Do not include any other text in your response."
 )
 LEAST_WORDS, MOST_WORDS = 1_000, 1_000_000
 
@@ -89,14 +90,14 @@ def _item(draw: Draw, needles: int, words: int, index: int) -> tuple[Item, Key]:
             needle_texts.append(text)
     place, prefix = index % needles, draw.letters(10)
     question = QUESTION.format(prefix=prefix, ordinal=ORDINALS[place], form=form, topic=topic)
-    length = _words(question) + sum(_words(text) + _words(REQUEST.format(form=form, topic=topic)) for text in needle_texts)
+    request = REQUEST.format(form=form, topic=topic)
+    length = _words(question) + sum(_words(text) + _words(request) for text in needle_texts)
     others: list[tuple[str, str]] = []
     while length < words:
         pair = draw.one_of(draw.one_of(distractors))
         text = _reply(draw, *pair)
         others.append((REQUEST.format(form=pair[0], topic=pair[1]), text))
         length += _words(others[-1][0]) + _words(text)
-    request = REQUEST.format(form=form, topic=topic)
     spots = set(draw.shuffled(range(len(others) + needles))[:needles])
     needle, other = iter([(request, text) for text in needle_texts]), iter(others)
     turns = [next(needle) if spot in spots else next(other) for spot in range(len(others) + needles)]
