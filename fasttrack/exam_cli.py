@@ -20,7 +20,7 @@ def build(
     out: Annotated[Path, typer.Option("-o", "--out", metavar="DIR", help="a new directory")],
     seed: Annotated[int, typer.Option(min=0, help="of the order of options, and of synthetic text")] = 0,
     needles: Annotated[str, typer.Option(metavar="N,...", help="mrcr_synthetic: how many needles")] = "2,4,8",
-    words: Annotated[str, typer.Option(metavar="N,...", help="mrcr_synthetic: lengths of the prompt, in words")] = "4000",
+    words: Annotated[str, typer.Option(metavar="N,...", help="mrcr_synthetic: prompt lengths in words")] = "4000",
     items_each: Annotated[
         int, typer.Option(min=1, max=1000, help="mrcr_synthetic: items for each count and length")
     ] = 8,

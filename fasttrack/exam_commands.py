@@ -57,7 +57,8 @@ def power(path: Path, *, within: float, between: float, as_json: bool) -> None:
         print(json.dumps({"power": looks, "repeats_needed": needed}, indent=2))
         return
     print(f"{plan.exam}: {plan.items} items, margin {plan.rule.margin_points:g} points, identical arms")
-    print("\n".join(f"  {look} repeats, as the only look: passes {value:.0%} of the time" for look, value in looks.items()))
+    for look, value in looks.items():
+        print(f"  {look} repeats, as the only look: passes {value:.0%} of the time")
     enough = f"{needed} repeats an arm" if needed else "no number of repeats gives it: it takes more items"
     print(f"  for {plan.rule.power:.0%}: {enough}")
 

@@ -1,4 +1,4 @@
-"""What has to hold before any score is looked at. Each guard has its own reason and fails closed: unknown is refused."""
+"""What has to hold before any score is looked at. Each guard has its own reason and fails closed."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
@@ -139,7 +139,7 @@ def _thinking(sat: Sat) -> Iterator[str]:
     for name, arm in sat.arms():
         mixed = [a for a in arm.answers if "<think>" in (a.text or "") or "</think>" in (a.text or "")]
         if mixed:
-            yield f"{name}: {len(mixed)} answers hold their reasoning, first {mixed[0].item}: the server must split it off"
+            yield f"{name}: {len(mixed)} answers hold their reasoning, first {mixed[0].item}: the server has to part it"
 
 
 def _model_changed(sat: Sat) -> Iterator[str]:

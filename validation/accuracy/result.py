@@ -90,7 +90,7 @@ def lines(result: Result, plan: Plan) -> list[str]:
         further = decision.more_repeats
         out.append(
             "  no number of repeats settles this: it takes more items" if further is None
-            else f"  about {further} more repeats an arm would settle it if the difference stays: a planned look, or a new plan"
+            else f"  about {further} more repeats an arm settle it if the difference stays: a planned look, or a new plan"
         )  # fmt: skip
     return out
 

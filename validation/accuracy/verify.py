@@ -102,7 +102,7 @@ def _misfit(scorer: Scorer, item: Item, key: Key) -> str | None:
 
 
 def _rebuilt(exam: Exam, data: dict[str, bytes], *, pinned: bool) -> list[Finding]:
-    """Whether an exam of an offline kind is what its source gives; one of another kind has to have its digest pinned."""
+    """Whether an exam of an offline kind is what its source gives; of another kind its digest has to be pinned."""
     source = exam.manifest.source
     if source.kind not in build.KINDS:
         message = f"exams of kind {source.kind!r} cannot be built again here: give the digest that is meant"

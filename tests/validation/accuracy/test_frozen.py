@@ -16,7 +16,7 @@ from fasttrack_validation.records import canonical_json
 SMALL = {"seed": 0, "needles": (2, 4, 8), "words": (1000,), "items_each": 2}
 PINNED = {
     "sample_integers": "24df42d84742581dbb71227da01d49c3e492d0dfac07ec837dddca28b6ca6a47",
-    "sample_choices": "f2a896a41fb4ca1d590628c5ab7620906bbe40bf630e062432344483865248e8",
+    "sample_choices": "1117d92b20e28569d14dbfa185c1549862581230fa1b907dbefbc04154bf0295",
 }
 
 
