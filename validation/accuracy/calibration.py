@@ -1,16 +1,18 @@
-"""Stock against stock: how often the rule errs on this exam's own noise, by a bootstrap over recorded A/A items."""
+"""Stock against stock: how often a family's rule errs on its exams' own noise, by a bootstrap over recorded A/A items."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import chain
 
 import numpy as np
 
 from ..records import Frozen
+from .family import Family, FamilyRule, decide_family
 from .paired import Paired
-from .rule import Rule, Verdict, decide
+from .rule import Rule, Verdict, bounds
 
 
 class Calibration(Frozen):
-    """Shares of the draws. The rule states `false_fail`, `false_fail_at_margin` and `false_pass_at_margin` <= alpha."""
+    """Shares of the draws. The rule states that all but `passes` are at most alpha."""
 
     draws: int
     passes: float
@@ -18,46 +20,63 @@ class Calibration(Frozen):
     false_fail: float
     """Identical arms that fail."""
     false_fail_at_margin: float
-    """Arms that lose exactly the margin, which is still allowed, and fail."""
+    """Arms that lose exactly the margin in every exam, which is still allowed, and fail."""
     false_pass_at_margin: float
-    """Arms that lose exactly the margin and pass."""
+    """Arms that lose exactly the margin and pass: in one exam alone, the worst of them; pooled, in all of them."""
+
+
+class Noise(Frozen):
+    """An A/A run of one exam: the difference of every item, and how many generations each arm had."""
+
+    differences: tuple[float, ...]
+    generations: int
 
 
 def calibrate(
-    differences: Sequence[float], rule: Rule, *, generations: int, draws: int = 2000, seed: int = 0
+    noise: Mapping[str, Noise], family: Family, rule: Rule, *, draws: int = 2000, seed: int = 0
 ) -> Calibration:
-    """Draws exams from the per-item `differences` of an A/A run, each with a random sign, and applies the rule.
+    """Draws items of every exam of `family` with a random sign each, and applies the rule and the family's rule.
 
     Stock has no order, so the sign of an A/A difference carries nothing: with random signs the true difference is 0
-    exactly, or the margin once that is taken off every item. For rules with one look. Raises ValueError for fewer than
-    two items.
+    exactly, or the margin once that is taken off every item. Raises ValueError for several looks, and for a run of
+    fewer than two items or with one that has no score.
     """
-    values = np.asarray(differences, float)
-    if values.size < 2 or not np.isfinite(values).all():
-        raise ValueError("an A/A run of two items or more is needed, all of them scored")
     if len(rule.looks) != 1:
         raise ValueError("calibrate the looks of a schedule one by one")
     random = np.random.default_rng(seed)
-    drawn = random.choice(values, (draws, values.size)) * random.choice([-1.0, 1.0], (draws, values.size))
-    means, errors = drawn.mean(axis=1), drawn.std(axis=1, ddof=1) / np.sqrt(values.size)
+    drawn = {name: _draw(noise[name], draws, random) for name in family.exams}
 
-    def shares(shift: float) -> dict[Verdict, float]:
-        verdicts = [
-            _verdict(float(d) + shift, float(se), values.size, generations, rule)
-            for d, se in zip(means, errors, strict=True)
-        ]
+    def shares(shifted: Sequence[str]) -> dict[Verdict, float]:
+        verdicts = []
+        for draw in range(draws):
+            pairs = {
+                name: _paired(*drawn[name][draw], -rule.margin if name in shifted else 0.0, noise[name], rule)
+                for name in family.exams
+            }
+            each = {name: bounds(pair, rule, rule.alpha, pair.se, pair.generations)[2] for name, pair in pairs.items()}
+            verdicts.append(decide_family(family, each, pairs, rule))
         return {verdict: verdicts.count(verdict) / draws for verdict in Verdict}
 
-    same, worse = shares(0.0), shares(-rule.margin)
+    same, worse = shares(()), shares(family.exams)
+    alone = [worse] if family.rule is FamilyRule.POOLED or len(family.exams) == 1 else map(shares, zip(family.exams))
     return Calibration(
-        draws=draws, passes=same[Verdict.PASS], false_fail=same[Verdict.FAIL],
-        false_fail_at_margin=worse[Verdict.FAIL], false_pass_at_margin=worse[Verdict.PASS],
+        draws=draws, passes=same[Verdict.PASS], false_fail=same[Verdict.FAIL], false_fail_at_margin=worse[Verdict.FAIL],
+        false_pass_at_margin=max(one[Verdict.PASS] for one in chain(alone, [worse])),
     )  # fmt: skip
 
 
-def _verdict(difference: float, se: float, items: int, generations: int, rule: Rule) -> Verdict:
-    paired = Paired(
-        items=items, clusters=items, repeats=rule.looks[0], generations=generations, baseline=0.5,
-        candidate=0.5 + difference, difference=difference, se=se, baseline_se=None, within=None, between=None,
+def _draw(noise: Noise, draws: int, random: np.random.Generator) -> np.ndarray:
+    """Mean and standard error of every draw, (`draws`, 2)."""
+    values = np.asarray(noise.differences, float)
+    if values.size < 2 or not np.isfinite(values).all():
+        raise ValueError("an A/A run of two items or more is needed, all of them scored")
+    drawn = random.choice(values, (draws, values.size)) * random.choice([-1.0, 1.0], (draws, values.size))
+    return np.stack([drawn.mean(axis=1), drawn.std(axis=1, ddof=1) / np.sqrt(values.size)], axis=1)
+
+
+def _paired(mean: float, se: float, shift: float, noise: Noise, rule: Rule) -> Paired:
+    items = len(noise.differences)
+    return Paired(
+        items=items, clusters=items, repeats=rule.looks[0], generations=noise.generations, baseline=0.5,
+        candidate=0.5 + mean + shift, difference=mean + shift, se=se, baseline_se=None, within=None, between=None,
     )  # fmt: skip
-    return decide(paired, rule).verdict

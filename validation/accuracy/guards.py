@@ -1,7 +1,7 @@
 """What has to hold before any score is looked at. Each guard has its own reason and fails closed."""
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
 from functools import cached_property
 from math import isclose, isfinite
@@ -34,6 +34,14 @@ class Sat:
             self._scored[name, text] = score(scorer, self._items[name], self.exam.keys[name], text)
         return self._scored[name, text]
 
+    def scores(self) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+        """The scores of every item, baseline and candidate."""
+        held: tuple[dict[str, list[float]], dict[str, list[float]]] = {}, {}
+        for (_, arm), scores in zip(self.arms(), held, strict=True):
+            for answer in sorted(arm.answers, key=lambda answer: answer.repeat):
+                scores.setdefault(answer.item, []).append(self.scored(answer).score)
+        return held
+
     @cached_property
     def _items(self) -> dict[str, Item]:
         return {item.id: item for item in self.exam.items}
@@ -46,13 +54,17 @@ class Sat:
 Guard = Callable[[Sat], Iterator[str]]
 
 
-def check(sat: Sat) -> tuple[Finding, ...]:
-    """All that is wrong with a sitting, in the order of `GUARDS`; the later guards need what the first ones showed.
+def check(sat: Sat, *, without: Set[str] = frozenset()) -> tuple[Finding, ...]:
+    """All that is wrong with a sitting: first by `IDENTITY`, and where that holds by `CONTENT`, which relies on it.
 
-    No message quotes an answer or tells a score.
+    No message quotes an answer or tells a score. `without` names guards that do not apply.
     """
     for guards in (IDENTITY, CONTENT):
-        found = tuple(Finding(reason=reason, message=text) for reason, guard in guards.items() for text in guard(sat))
+        found = tuple(
+            Finding(reason=reason, message=text)
+            for reason, guard in guards.items() if reason not in without
+            for text in guard(sat)
+        )  # fmt: skip
         if found:
             return found
     return ()
@@ -171,7 +183,8 @@ def _kernels_inactive(sat: Sat) -> Iterator[str]:
         yield f"candidate: {idle[0]} was never launched"
 
 
-def _baseline_specialised(sat: Sat) -> Iterator[str]:
+def baseline_specialised(sat: Sat) -> Iterator[str]:
+    """Whether the baseline is not, or not known to be, the stock path."""
     kernels = sat.baseline.arm.kernels
     if kernels is None:
         yield "baseline: nobody counted launches of specialised kernels"
@@ -285,7 +298,7 @@ CONTENT: dict[str, Guard] = {
     "sampling_differs": _sampling_differs,
     "stop_dropped": _stop_dropped,
     "kernels_inactive": _kernels_inactive,
-    "baseline_specialised": _baseline_specialised,
+    "baseline_specialised": baseline_specialised,
     "acceptance_forced": _acceptance_forced,
     "seeds": _seeds,
     "copies": _copies,

@@ -1,9 +1,9 @@
 """One exam, from recorded answers to a verdict, and the lines that a person reads."""
 
-from collections import defaultdict
+from collections.abc import Callable
 
 from ..records import Frozen
-from .answers import Answers
+from .answers import Answer, Answers
 from .flips import Flips, mcnemar
 from .frozen import Exam
 from .guards import Sat, check
@@ -37,15 +37,7 @@ def judge(exam: Exam, plan: Plan, baseline: Answers, candidate: Answers) -> Resu
     findings = check(sat)
     if findings:
         return Result(verdict=Verdict.INVALID, findings=findings, **told)
-    scores, unparsed, truncated = [], [], []
-    for _, arm in sat.arms():
-        held = defaultdict(list)
-        scored = [(answer, sat.scored(answer)) for answer in arm.answers]
-        for answer, one in scored:
-            held[answer.item].append(one.score)
-        scores.append(held)
-        unparsed.append(sum(not one.parsed for _, one in scored) / len(scored))
-        truncated.append(sum(answer.truncated for answer, _ in scored) / len(scored))
+    scores = sat.scores()
     paired = compare(*scores, {item.id: item.cluster for item in exam.items})
     decision = decide(paired, plan.rule, plan.rule.looks.index(paired.repeats))
     single = [{item: values[0] for item, values in held.items()} for held in scores]
@@ -53,8 +45,8 @@ def judge(exam: Exam, plan: Plan, baseline: Answers, candidate: Answers) -> Resu
     greedy = paired.repeats == 1 and not baseline.arm.sampling.temperature
     return Result(
         verdict=decision.verdict, paired=paired, decision=decision,
-        flips=mcnemar(*single) if greedy and binary else None, unparsed=tuple(unparsed), truncated=tuple(truncated),
-        **told,
+        flips=mcnemar(*single) if greedy and binary else None, unparsed=_shares(sat, lambda answer: not sat.scored(answer).parsed),
+        truncated=_shares(sat, lambda answer: answer.truncated), **told,
     )  # fmt: skip
 
 
@@ -93,6 +85,11 @@ def lines(result: Result, plan: Plan) -> list[str]:
             else f"  about {further} more repeats an arm settle it if the difference stays: a planned look, or a new plan"
         )  # fmt: skip
     return out
+
+
+def _shares(sat: Sat, which: Callable[[Answer], bool]) -> tuple[float, float]:
+    first, second = (sum(map(which, arm.answers)) / len(arm.answers) for _, arm in sat.arms())
+    return first, second
 
 
 def _points(fraction: float, *, sign: bool = False) -> str:

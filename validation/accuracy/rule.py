@@ -119,7 +119,7 @@ def decide(paired: Paired, rule: Rule, look: int = 0) -> Decision:
     level = rule.level(look)
     if paired.repeats != rule.looks[look]:
         raise ValueError(f"look {look} was planned at {rule.looks[look]} repeats, there are {paired.repeats}")
-    lower, upper, verdict = _bounds(paired, rule, level, paired.se, paired.generations)
+    lower, upper, verdict = bounds(paired, rule, level, paired.se, paired.generations)
     detectable = None
     if paired.se is not None:
         width = half_width(paired.se, paired.df, paired.generations, level)
@@ -139,7 +139,7 @@ def more_repeats(paired: Paired, rule: Rule) -> int | None:
 
     def decided(repeats: int) -> bool:
         generations = paired.generations * repeats // paired.repeats
-        return _bounds(paired, rule, rule.alpha, paired.se_at(repeats), generations)[2] is not Verdict.INCONCLUSIVE
+        return bounds(paired, rule, rule.alpha, paired.se_at(repeats), generations)[2] is not Verdict.INCONCLUSIVE
 
     low, high = paired.repeats, MOST_REPEATS
     if high <= low or not decided(high):
@@ -150,9 +150,10 @@ def more_repeats(paired: Paired, rule: Rule) -> int | None:
     return high - paired.repeats
 
 
-def _bounds(
+def bounds(
     paired: Paired, rule: Rule, level: float, se: float | None, generations: int
 ) -> tuple[float, float, Verdict]:
+    """Lower and upper bound of the difference of `paired` and the verdict, were `se` and `generations` what it has."""
     lower = paired.difference - half_width(se, paired.df, generations, level)
     upper = paired.difference + half_width(se, paired.df, generations, level / rule.fail_tests)
     if lower > -rule.margin:
