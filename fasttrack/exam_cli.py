@@ -68,6 +68,25 @@ def power(
     exam_commands.power(plan, within=within, between=between, as_json=as_json)
 
 
+@app.command("calibrate")
+def calibrate(
+    place: Place,
+    plan: Annotated[Path, typer.Option(metavar="FILE", help="the plan that both runs were made by, TOML")],
+    first: Annotated[Path, typer.Option(metavar="FILE", help="recorded answers of the stock path, JSON Lines")],
+    second: Annotated[Path, typer.Option(metavar="FILE", help="the stock path once more, with other seeds")],
+    as_json: AsJson = False,
+) -> None:
+    """Measure an exam's noise from an A/A run, and how often the planned rule errs on it.
+
+    0 where the errors are what the rule states, 1 where they are not or the runs are no A/A run.
+
+    Example: `fasttrack exam calibrate exams/aime25 --plan aime25.toml --first stock.jsonl --second again.jsonl`
+    """
+    from . import exam_commands
+
+    exam_commands.calibrate(place, plan, first, second, as_json=as_json)
+
+
 @app.command("plan-digest")
 def plan_digest(plan: Annotated[Path, typer.Argument(metavar="PLAN", help="TOML")]) -> None:
     """Print the digest of a plan, which both arms record with their answers.

@@ -7,7 +7,7 @@ from typing import NoReturn
 import typer
 
 from fasttrack_validation import strict
-from fasttrack_validation.accuracy import answers, frozen, result
+from fasttrack_validation.accuracy import answers, frozen, result, twins
 from fasttrack_validation.accuracy import build as building
 from fasttrack_validation.accuracy import power as powers
 from fasttrack_validation.accuracy import verify as verifying
@@ -61,6 +61,18 @@ def power(path: Path, *, within: float, between: float, as_json: bool) -> None:
         print(f"  {look} repeats, as the only look: passes {value:.0%} of the time")
     enough = f"{needed} repeats an arm" if needed else "no number of repeats gives it: it takes more items"
     print(f"  for {plan.rule.power:.0%}: {enough}")
+
+
+def calibrate(place: Path, plan_file: Path, first: Path, second: Path, *, as_json: bool) -> NoReturn:
+    """The noise of an exam, and the rule's errors on it."""
+    plan = strict.read(plan_file, Plan)
+    exam = verifying.load(place, plan.exam_sha256)
+    found = twins.judge_twins(exam, plan, answers.read(first), answers.read(second))
+    if as_json:
+        print(found.model_dump_json(indent=2))
+    else:
+        print("\n".join(twins.lines(found, plan)))
+    raise typer.Exit(0 if found.calibration and twins.as_stated(found.calibration, plan.rule) else 1)
 
 
 def plan_digest(path: Path) -> None:

@@ -48,6 +48,20 @@ def test_decide_by_exit_code(place, capsys):
     assert "arms: the file given as candidate" in capsys.readouterr().out
 
 
+def test_calibrate(place, capsys):
+    exam = recorded.exam("sample_integers")
+    plan = recorded.plan(exam, 32)
+    paths = [place / "one.jsonl", place / "two.jsonl"]
+    for path, seed in zip(paths, ("one", "two"), strict=True):
+        path.write_text(recorded.sitting(exam, plan, "baseline", repeats=32, wrong_in_100=20, run=seed).dump())
+    common = ["exam", "calibrate", str(place / "exam"), "--plan", str(place / "plan.toml")]
+    capsys.readouterr()
+    assert run([*common, "--first", str(paths[0]), "--second", str(paths[1])]) == 0
+    assert "the rule states at most 5%" in capsys.readouterr().out
+    assert run([*common, "--first", str(paths[0]), "--second", str(paths[0])]) == 1
+    assert "copies" in capsys.readouterr().out
+
+
 def test_a_plan_made_after_the_fact_is_another_one(place, capsys):
     (place / "plan.toml").write_text((place / "plan.toml").read_text().replace("3.0", "30.0"))
     assert decide(place, "unsure") == 1

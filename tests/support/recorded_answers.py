@@ -22,8 +22,11 @@ def plan(of: Exam, *looks: int, **rule) -> Plan:
     )  # fmt: skip
 
 
-def sitting(of: Exam, by: Plan, arm: str, *, repeats: int = 4, wrong_in_100: int = 0, temperature: float = 0.6) -> Answers:
-    """An arm that is wrong in that share of its answers, each answer with reasoning and a seed of its own."""
+def sitting(
+    of: Exam, by: Plan, arm: str, *, repeats: int = 4, wrong_in_100: int = 0, temperature: float = 0.6,
+    run: str = "",
+) -> Answers:  # fmt: skip
+    """An arm that is wrong in that share of its answers, each with its own reasoning and seed; `run` draws others."""
     header = Arm(
         arm=arm, exam_sha256=of.digest, plan_sha256=by.digest(), model="nano",
         sampling=Sampling(temperature=temperature, top_p=0.95, max_tokens=4096, stop=("a", "b", "c", "d", "e")),
@@ -33,7 +36,7 @@ def sitting(of: Exam, by: Plan, arm: str, *, repeats: int = 4, wrong_in_100: int
     answers = []
     for item in of.items:
         for repeat in range(repeats):
-            draw = Draw("answers", arm, item.id, repeat)
+            draw = Draw("answers", arm, run, item.id, repeat)
             wrong = draw.below(100) < wrong_in_100
             answers.append(Answer(
                 item=item.id, prompt_sha256=item.prompt_sha256, repeat=repeat, seed=draw.below(2**31), model="nano",

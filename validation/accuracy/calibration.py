@@ -1,7 +1,6 @@
-"""Stock against stock: how often a family's rule errs on its exams' own noise, by a bootstrap over recorded A/A items."""
+"""Stock against stock: how often a rule errs on its exams' own noise, by a bootstrap over recorded A/A items."""
 
 from collections.abc import Mapping, Sequence
-from itertools import chain
 
 import numpy as np
 
@@ -58,10 +57,12 @@ def calibrate(
         return {verdict: verdicts.count(verdict) / draws for verdict in Verdict}
 
     same, worse = shares(()), shares(family.exams)
-    alone = [worse] if family.rule is FamilyRule.POOLED or len(family.exams) == 1 else map(shares, zip(family.exams))
+    hardest = [worse]
+    if family.rule is FamilyRule.EACH and len(family.exams) > 1:
+        hardest += [shares((name,)) for name in family.exams]
     return Calibration(
         draws=draws, passes=same[Verdict.PASS], false_fail=same[Verdict.FAIL], false_fail_at_margin=worse[Verdict.FAIL],
-        false_pass_at_margin=max(one[Verdict.PASS] for one in chain(alone, [worse])),
+        false_pass_at_margin=max(one[Verdict.PASS] for one in hardest),
     )  # fmt: skip
 
 

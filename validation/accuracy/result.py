@@ -45,7 +45,8 @@ def judge(exam: Exam, plan: Plan, baseline: Answers, candidate: Answers) -> Resu
     greedy = paired.repeats == 1 and not baseline.arm.sampling.temperature
     return Result(
         verdict=decision.verdict, paired=paired, decision=decision,
-        flips=mcnemar(*single) if greedy and binary else None, unparsed=_shares(sat, lambda answer: not sat.scored(answer).parsed),
+        flips=mcnemar(*single) if greedy and binary else None,
+        unparsed=_shares(sat, lambda answer: not sat.scored(answer).parsed),
         truncated=_shares(sat, lambda answer: answer.truncated), **told,
     )  # fmt: skip
 
@@ -82,7 +83,7 @@ def lines(result: Result, plan: Plan) -> list[str]:
         further = decision.more_repeats
         out.append(
             "  no number of repeats settles this: it takes more items" if further is None
-            else f"  about {further} more repeats an arm settle it if the difference stays: a planned look, or a new plan"
+            else f"  about {further} more repeats an arm settle it if the difference stays: a planned look or a new plan"
         )  # fmt: skip
     return out
 

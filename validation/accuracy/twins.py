@@ -1,5 +1,7 @@
 """An A/A run: the stock path sits the exam twice. What its noise is, and how the planned rule behaves on it."""
 
+from math import sqrt
+
 from ..records import Frozen
 from .answers import Answers
 from .calibration import Calibration, Noise, calibrate
@@ -8,6 +10,7 @@ from .frozen import Exam
 from .guards import Sat, baseline_specialised, check
 from .paired import Paired, compare, item_means
 from .plan import Plan
+from .rule import Rule
 from .verify import Finding
 
 
@@ -41,7 +44,33 @@ def judge_twins(exam: Exam, plan: Plan, first: Answers, second: Answers, *, draw
     scores = sat.scores()
     paired = compare(*scores, {item.id: item.cluster for item in exam.items})
     before, after = map(item_means, scores)
-    noise = Noise(differences=tuple(after[item] - before[item] for item in sorted(before)), generations=paired.generations)
+    differences = tuple(after[item] - before[item] for item in sorted(before))
+    noise = Noise(differences=differences, generations=paired.generations)
     rule = plan.rule.model_copy(update={"looks": (paired.repeats,), "fail_tests": 1})
     found = calibrate({plan.exam: noise}, Family(exams=(plan.exam,)), rule, draws=draws) if paired.items > 1 else None
     return Twins(paired=paired, noise=noise, calibration=found)
+
+
+def as_stated(found: Calibration, rule: Rule) -> bool:
+    """Whether the errors are at most alpha, within three standard errors of so many draws."""
+    limit = rule.alpha + 3 * sqrt(rule.alpha * (1 - rule.alpha) / found.draws)
+    return max(found.false_fail, found.false_fail_at_margin, found.false_pass_at_margin) <= limit
+
+
+def lines(found: Twins, plan: Plan) -> list[str]:
+    """The A/A run in words."""
+    out = [f"{plan.exam}, stock against stock"] + [f"  {one.reason}: {one.message}" for one in found.findings]
+    paired, errors = found.paired, found.calibration
+    if paired is None or errors is None:
+        return out if paired is None else [*out, "  one item: nothing to calibrate"]
+    if paired.within is None:
+        out.append("  one repeat: the noise within items cannot be told from that between them")
+    else:
+        out.append(f"  variance within items {paired.within:.4g} (one repeat, both arms), between {paired.between:.4g}")
+    level = plan.rule.alpha
+    out.append(f"  identical arms pass {errors.passes:.1%} of the time and fail {errors.false_fail:.1%}")
+    out.append(
+        f"  at a loss of the margin {errors.false_pass_at_margin:.1%} pass, {errors.false_fail_at_margin:.1%} fail; "
+        f"the rule states at most {level:.0%} of each"
+    )
+    return out

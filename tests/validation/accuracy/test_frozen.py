@@ -78,6 +78,10 @@ def swap(lines):
     lines[0]["options"] = lines[0]["options"][::-1]
 
 
+def repeat(lines):
+    lines[1].update({key: lines[0][key] for key in ("messages", "options")})
+
+
 def answer(lines):
     lines[0]["answer"] = "C" if lines[0]["answer"] != "C" else "D"
 
@@ -93,7 +97,7 @@ def answer(lines):
         (lambda p: refreeze(p, items=lambda lines: lines.pop()), "item_count"),
         (lambda p: refreeze(p, items=lambda lines: lines.append(lines[0])), "item_twice"),
         (lambda p: refreeze(p, items=lambda lines: lines[0].update(id="other")), "key_items"),
-        (lambda p: refreeze(p, items=lambda ls: ls[1].update({k: ls[0][k] for k in ("messages", "options")})), "prompt_twice"),
+        (lambda p: refreeze(p, items=repeat), "prompt_twice"),
         (lambda p: refreeze(p, keys=lambda lines: lines[0].update(answer="E")), "item"),
         (lambda p: refreeze(p, items=swap), "item"),
         (lambda p: refreeze(p, keys=answer), "not_rebuilt"),

@@ -45,6 +45,7 @@ SAMPLING = CANDIDATE.arm.sampling
 MORE = recorded.sitting(EXAM, PLAN, "candidate", repeats=5)
 FEWER = recorded.exam("sample_integers")
 OTHER = EXAM.items[1]
+REORDERED = {item.id: item.prompt_sha256 for item in recorded.exam(seed=1).items}
 
 # reason -> what somebody could hand in.
 EXPLOITS = {
@@ -90,6 +91,12 @@ ALSO = {"items_differ": {"repeats"}, "answered_twice": {"repeats", "items_differ
 MORE_EXPLOITS = [
     ("other_exam", sat(exam=FEWER)),
     ("other_plan", sat(plan=recorded.plan(EXAM, 4, alpha=0.2))),
+    # Another machine ordered the options otherwise.
+    ("other_exam", sat(exam=recorded.exam(seed=1))),
+    ("prompt_differs", sat(candidate=each(CANDIDATE, lambda a: {"prompt_sha256": REORDERED[a.item]}))),
+    # Only the first repeat was kept, in both arms.
+    ("repeats", sat(baseline=without(BASELINE, lambda a: a.repeat > 0),
+                    candidate=without(CANDIDATE, lambda a: a.repeat > 0))),
     ("item_count", sat(candidate=without(CANDIDATE, lambda a: True))),
     ("items_differ", sat(candidate=without(CANDIDATE, first))),
     ("repeats", sat(plan=recorded.plan(EXAM, 8), baseline=header(BASELINE, plan_sha256=recorded.plan(EXAM, 8).digest()),

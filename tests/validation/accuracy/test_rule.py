@@ -113,7 +113,7 @@ def test_the_errors_at_the_margin_by_simulation():
 
 
 def test_repeats_needed_for_the_published_sizes():
-    """Without t and h: k = V (1.6449 + 0.8416)^2 / (n m^2). About 28 for 30 items with V = 0.122, 6 for 198 with 0.172."""
+    """Without t and h: k = V (1.6449 + 0.8416)^2 / (n m^2). Items 30, V 0.122: 28; 198, 0.172: 6."""
     for items, within, plain in ((30, 0.122, 27.94), (198, 0.172, 5.97)):
         assert within * (1.644854 + 0.841621) ** 2 / (items * 0.03**2) == pytest.approx(plain, abs=0.01)
         needed = repeats_needed(rule(), items=items, within=within)
@@ -277,7 +277,7 @@ def test_three_exams_that_share_no_alpha_err_more_often():
 
 
 def test_within_one_standard_error_is_no_rule():
-    """Two-sided with a paired SE an identical arm is outside one time in three, however many items: 2 Phi(-1) = 0.317."""
+    """Two-sided an identical arm is outside one time in three, however many items: 2 Phi(-1) = 0.317."""
     random = np.random.default_rng(9)
     for items in (30, 198):
         outside = 0

@@ -99,7 +99,8 @@ def test_the_paired_error_is_the_usual_one_and_exchanging_the_arms_negates(both)
     found, back = compare(*both), compare(*reversed(both))
     d = np.array([np.mean(both[1][item]) - np.mean(both[0][item]) for item in both[0]])
     assert found.se == pytest.approx(d.std(ddof=1) / np.sqrt(len(d)), abs=1e-9)
-    assert back.difference == pytest.approx(-found.difference, abs=1e-12) and back.se == pytest.approx(found.se, abs=1e-12)
+    assert back.difference == pytest.approx(-found.difference, abs=1e-12)
+    assert back.se == pytest.approx(found.se, abs=1e-12)
 
 
 @given(arms())

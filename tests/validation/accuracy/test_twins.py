@@ -5,23 +5,15 @@ import dataclasses
 import pytest
 import recorded_answers as recorded
 
-from fasttrack_validation.accuracy.draw import Draw
-from fasttrack_validation.accuracy.twins import judge_twins
+from fasttrack_validation.accuracy.calibration import Calibration
+from fasttrack_validation.accuracy.twins import as_stated, judge_twins
 
 EXAM = recorded.exam("sample_integers")
 PLAN = recorded.plan(EXAM, 16)
 
 
-def stock(wrong=20, run="first"):
-    """A stock run; `run` gives it answers of its own."""
-    sat = recorded.sitting(EXAM, PLAN, "baseline", repeats=16)
-    answers = []
-    for answer in sat.answers:
-        draw = Draw(run, answer.item, answer.repeat)
-        off = draw.below(100) < wrong
-        text = f"Answer: {int(EXAM.keys[answer.item].answer) + off}"
-        answers.append(answer.model_copy(update={"text": text, "reasoning": draw.letters(30), "seed": draw.below(2**31)}))
-    return dataclasses.replace(sat, answers=tuple(answers))
+def stock(run="first"):
+    return recorded.sitting(EXAM, PLAN, "baseline", repeats=16, wrong_in_100=20, run=run)
 
 
 def test_the_noise_is_that_of_the_planted_rate():
@@ -45,3 +37,10 @@ def test_what_is_no_aa_run():
         found = judge_twins(EXAM, PLAN, first, other)
         assert reason in {one.reason for one in found.findings}
         assert found.paired is None and found.calibration is None
+
+
+def test_errors_beyond_what_is_stated_are_seen():
+    good = Calibration(draws=1000, passes=0.8, false_fail=0, false_fail_at_margin=0.05, false_pass_at_margin=0.06)
+    assert as_stated(good, PLAN.rule)
+    assert not as_stated(good.model_copy(update={"false_pass_at_margin": 0.08}), PLAN.rule)
+    assert not as_stated(good.model_copy(update={"false_fail": 0.08}), PLAN.rule)
