@@ -68,6 +68,22 @@ def power(
     exam_commands.power(plan, within=within, between=between, as_json=as_json)
 
 
+@app.command("decide-family")
+def decide_family(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="TOML: a [[sat]] for each exam, its paths in it")],
+    as_json: AsJson = False,
+) -> None:
+    """Decide several exams together, as their plans say: every exam at its own, then the family.
+
+    A [[sat]] names `exam`, `plan`, `baseline` and `candidate`, relative to the file. Exit codes as for `decide`.
+
+    Example: `fasttrack exam decide-family exams.toml`
+    """
+    from . import exam_commands
+
+    exam_commands.decide_family(file, as_json=as_json)
+
+
 @app.command("calibrate")
 def calibrate(
     place: Place,

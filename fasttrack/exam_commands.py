@@ -5,15 +5,18 @@ from pathlib import Path
 from typing import NoReturn
 
 import typer
+from pydantic import Field
 
 from fasttrack_validation import strict
 from fasttrack_validation.accuracy import answers, frozen, result, twins
 from fasttrack_validation.accuracy import build as building
 from fasttrack_validation.accuracy import power as powers
 from fasttrack_validation.accuracy import verify as verifying
+from fasttrack_validation.accuracy.guards import Sat
 from fasttrack_validation.accuracy.plan import Plan
 from fasttrack_validation.accuracy.rule import Verdict
 from fasttrack_validation.errors import UserError
+from fasttrack_validation.records import Frozen
 
 _CODE = {Verdict.PASS: 0, Verdict.FAIL: 1, Verdict.INVALID: 1, Verdict.INCONCLUSIVE: 3}
 
@@ -80,13 +83,47 @@ def plan_digest(path: Path) -> None:
     print(strict.read(path, Plan).digest())
 
 
+class _Paths(Frozen):
+    """Where one exam's files are, relative to the file that says so."""
+
+    exam: Path
+    plan: Path
+    baseline: Path
+    candidate: Path
+
+    def read(self, root: Path) -> Sat:
+        """The exam that both arms sat."""
+        plan = strict.read(root / self.plan, Plan)
+        exam = verifying.load(root / self.exam, plan.exam_sha256)
+        return Sat(exam, plan, answers.read(root / self.baseline), answers.read(root / self.candidate))
+
+
+class _FamilyFile(Frozen):
+    sat: tuple[_Paths, ...] = Field(min_length=1)
+
+
 def decide(place: Path, plan_file: Path, baseline: Path, candidate: Path, *, as_json: bool) -> NoReturn:
     """Two arms' recorded answers as a verdict."""
-    plan = strict.read(plan_file, Plan)
-    exam = verifying.load(place, plan.exam_sha256)
-    found = result.judge(exam, plan, answers.read(baseline), answers.read(candidate))
+    sat = _Paths(exam=place, plan=plan_file, baseline=baseline, candidate=candidate).read(Path())
+    found = result.judge(sat.exam, sat.plan, sat.baseline, sat.candidate)
     # Infinite bounds have no JSON: there they are null.
-    print(found.model_dump_json(indent=2) if as_json else "\n".join(result.lines(found, plan)))
+    print(found.model_dump_json(indent=2) if as_json else "\n".join(result.lines(found, sat.plan)))
+    raise typer.Exit(_CODE[found.verdict])
+
+
+def decide_family(path: Path, *, as_json: bool) -> NoReturn:
+    """Several exams' recorded answers as one verdict."""
+    sat = [paths.read(path.parent) for paths in strict.read(path, _FamilyFile).sat]
+    try:
+        found = result.judge_family(sat)
+    except ValueError as error:
+        raise UserError(f"{path}: {error}", "list every exam of the family that the plans name, once") from error
+    if as_json:
+        print(found.model_dump_json(indent=2))
+    else:
+        for one, exam in zip(found.results, sat, strict=True):
+            print("\n".join(result.lines(one, exam.plan)))
+        print(f"together ({sat[0].plan.family.rule}): {found.verdict}")
     raise typer.Exit(_CODE[found.verdict])
 
 

@@ -6,6 +6,7 @@ import pytest
 import recorded_answers as recorded
 
 from fasttrack.cli import run
+from fasttrack_validation.accuracy.family import Family
 
 PLAN = """
 exam = "sample_integers"
@@ -108,3 +109,47 @@ def test_build_mrcr_and_power(place, capsys):
     assert 86 < told["repeats_needed"] < 130 and 0 < told["power"]["32"] < 0.8
     assert run(["exam", "plan-digest", str(place / "plan.toml")]) == 0
     assert capsys.readouterr().out.strip() == recorded.plan(recorded.exam("sample_integers"), 32).digest()
+
+
+TOGETHER = """
+[family]
+rule = "each"
+exams = ["sample_integers", "sample_choices"]
+"""
+
+
+def test_a_family_is_decided_from_files(tmp_path, capsys):
+    kinds, listed = ("sample_integers", "sample_choices"), []
+    family = Family(exams=kinds)
+    for kind in kinds:
+        exam = recorded.exam(kind)
+        plan = recorded.plan(exam, 32, family=family)
+        assert run(["exam", "build", kind, "-o", str(tmp_path / kind)]) == 0
+        text = PLAN.format(digest=exam.digest, looks=32).replace("sample_integers", kind)
+        (tmp_path / f"{kind}.toml").write_text(text + "fail_tests = 2\n" + TOGETHER)
+        for name, wrong in (("baseline", 0), ("candidate", 0), ("worse", 40)):
+            arm = "baseline" if name == "baseline" else "candidate"
+            sat = recorded.sitting(exam, plan, arm, repeats=32, wrong_in_100=wrong)
+            (tmp_path / f"{kind}.{name}").write_text(sat.dump())
+        listed.append(f'[[sat]]\nexam = "{kind}"\nplan = "{kind}.toml"\nbaseline = "{kind}.baseline"\n'
+                      f'candidate = "{kind}.candidate"\n')  # fmt: skip
+    file = tmp_path / "family.toml"
+    file.write_text("".join(listed))
+    capsys.readouterr()
+    assert run(["exam", "decide-family", str(file)]) == 0
+    assert "together (each): pass" in capsys.readouterr().out
+    file.write_text("".join(listed).replace("choices.candidate", "choices.worse"))
+    assert run(["exam", "decide-family", str(file), "--json"]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert told["verdict"] == "fail" and [one["verdict"] for one in told["results"]] == ["pass", "fail"]
+    # An exam of the family left out, or handed in twice.
+    for some in (listed[:1], [listed[0], listed[0]]):
+        file.write_text("".join(some))
+        assert run(["exam", "decide-family", str(file)]) == 2
+    # Decided together by plans that say "alone".
+    for kind in kinds:
+        path = tmp_path / f"{kind}.toml"
+        path.write_text(path.read_text().replace(TOGETHER, "").replace("fail_tests = 2", ""))
+    file.write_text("".join(listed))
+    assert run(["exam", "decide-family", str(file)]) == 2
+    assert "same family" in capsys.readouterr().err

@@ -3,6 +3,7 @@
 from fasttrack_validation.accuracy import build
 from fasttrack_validation.accuracy.answers import Answer, Answers, Arm, Sampling
 from fasttrack_validation.accuracy.draw import Draw
+from fasttrack_validation.accuracy.family import Family
 from fasttrack_validation.accuracy.frozen import Exam, Manifest, Scorer
 from fasttrack_validation.accuracy.plan import Plan
 from fasttrack_validation.accuracy.rule import Rule
@@ -15,10 +16,11 @@ def exam(kind: str = "sample_choices", **sizes) -> Exam:
     return Exam(manifest, draft.items, {key.item: key for key in draft.keys})
 
 
-def plan(of: Exam, *looks: int, **rule) -> Plan:
+def plan(of: Exam, *looks: int, family: Family | None = None, **rule) -> Plan:
+    shared = family.fail_tests if family else 1
     return Plan(
-        exam=of.manifest.exam, exam_sha256=of.digest, items=len(of.items),
-        rule=Rule(**{"margin_points": 3.0, "looks": looks or (4,), **rule}),
+        exam=of.manifest.exam, exam_sha256=of.digest, items=len(of.items), family=family,
+        rule=Rule(**{"margin_points": 3.0, "looks": looks or (4,), "fail_tests": shared, **rule}),
     )  # fmt: skip
 
 

@@ -53,7 +53,7 @@ def calibrate(
                 for name in family.exams
             }
             each = {name: bounds(pair, rule, rule.alpha, pair.se, pair.generations)[2] for name, pair in pairs.items()}
-            verdicts.append(decide_family(family, each, pairs, rule))
+            verdicts.append(decide_family(family, each, pairs, margin=rule.margin, level=rule.alpha))
         return {verdict: verdicts.count(verdict) / draws for verdict in Verdict}
 
     same, worse = shares(()), shares(family.exams)

@@ -17,7 +17,7 @@ from pydantic import Field
 
 from ..records import Frozen
 from .paired import Paired
-from .rule import Rule, Verdict, half_width
+from .rule import Verdict, half_width
 
 
 class FamilyRule(StrEnum):
@@ -64,18 +64,16 @@ def pool(pairs: Mapping[str, Paired]) -> Pooled:
 
 
 def decide_family(
-    family: Family, verdicts: Mapping[str, Verdict], pairs: Mapping[str, Paired], rule: Rule, look: int = 0
+    family: Family, verdicts: Mapping[str, Verdict], pairs: Mapping[str, Paired], *, margin: float, level: float
 ) -> Verdict:
-    """The verdict over all exams of `family`, given each one's own at the same look.
+    """The verdict over all exams of `family`, given each one's own.
 
-    `pairs` and `rule` (margin and levels of the mean) are read by the pooled rule only. Raises ValueError where an exam
-    is missing, is not of the family, or was not decided with alpha shared as the family says.
+    `pairs`, `margin` (a fraction) and `level` (one-sided, of the mean) are read by the pooled rule only. Raises
+    ValueError where an exam is missing or is not of the family.
     """
     if verdicts.keys() != set(family.exams):
         odd = sorted(verdicts.keys() ^ set(family.exams))
         raise ValueError(f"the family was fixed beforehand as {', '.join(family.exams)}: {odd[0]} does not fit")
-    if rule.fail_tests != family.fail_tests:
-        raise ValueError(f"alpha has to be shared between {family.fail_tests} tests, not {rule.fail_tests}")
     found = set(verdicts.values())
     if Verdict.INVALID in found:
         return Verdict.INVALID
@@ -83,8 +81,8 @@ def decide_family(
         return Verdict.FAIL
     if family.rule is FamilyRule.EACH:
         return Verdict.PASS if found == {Verdict.PASS} else Verdict.INCONCLUSIVE
-    mean, level = pool(pairs), rule.level(look)
-    if mean.difference - half_width(mean.se, mean.df, mean.generations, level) > -rule.margin:
+    mean = pool(pairs)
+    if mean.difference - half_width(mean.se, mean.df, mean.generations, level) > -margin:
         return Verdict.PASS
-    upper = mean.difference + half_width(mean.se, mean.df, mean.generations, level / rule.fail_tests)
-    return Verdict.FAIL if upper < -rule.margin else Verdict.INCONCLUSIVE
+    upper = mean.difference + half_width(mean.se, mean.df, mean.generations, level / family.fail_tests)
+    return Verdict.FAIL if upper < -margin else Verdict.INCONCLUSIVE

@@ -1,9 +1,10 @@
 """One exam, from recorded answers to a verdict, and the lines that a person reads."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ..records import Frozen
 from .answers import Answer, Answers
+from .family import FamilyRule, decide_family
 from .flips import Flips, mcnemar
 from .frozen import Exam
 from .guards import Sat, check
@@ -51,6 +52,40 @@ def judge(exam: Exam, plan: Plan, baseline: Answers, candidate: Answers) -> Resu
     )  # fmt: skip
 
 
+class FamilyResult(Frozen):
+    """What came of exams that are decided together."""
+
+    verdict: Verdict
+    results: tuple[Result, ...]
+
+
+def judge_family(sat: Sequence[Sat]) -> FamilyResult:
+    """Every exam of one family, and the family as their plans say.
+
+    Raises ValueError where the plans do not name one family, an exam of it is missing or is there twice, or a pooled
+    family has several margins.
+    """
+    families = {one.plan.family for one in sat}
+    family = families.pop() if len(families) == 1 else None
+    if family is None:
+        raise ValueError("the plans do not all name the same family")
+    plans = {one.plan.exam: one.plan for one in sat}
+    margins = {plan.rule.margin for plan in plans.values()}
+    if len(plans) < len(sat):
+        raise ValueError("an exam is there twice")
+    if family.rule is FamilyRule.POOLED and len(margins) > 1:
+        raise ValueError("a pooled family has one margin")
+    results = tuple(judge(one.exam, one.plan, one.baseline, one.candidate) for one in sat)
+    by_exam = {one.plan.exam: result for one, result in zip(sat, results, strict=True)}
+    verdict = decide_family(
+        family, {name: one.verdict for name, one in by_exam.items()},
+        {name: one.paired for name, one in by_exam.items() if one.paired}, margin=min(margins),
+        # Where looks differ between exams the mean is tested at the least that any of them spends.
+        level=min((one.decision.level for one in results if one.decision), default=0.0),
+    )  # fmt: skip
+    return FamilyResult(verdict=verdict, results=results)
+
+
 def lines(result: Result, plan: Plan) -> list[str]:
     """The result in words: what decides, and beside it what is usually printed."""
     out = [f"{result.exam}: {result.verdict}"]
@@ -83,7 +118,7 @@ def lines(result: Result, plan: Plan) -> list[str]:
         further = decision.more_repeats
         out.append(
             "  no number of repeats settles this: it takes more items" if further is None
-            else f"  about {further} more repeats an arm settle it if the difference stays: a planned look or a new plan"
+            else f"  about {further} more repeats an arm settle it if d stays as it is: at a planned look, or by a new plan"
         )  # fmt: skip
     return out
 

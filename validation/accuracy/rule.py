@@ -23,6 +23,8 @@ from ..records import Frozen
 from .distributions import normal_cdf, normal_quantile, student_quantile
 from .paired import Paired
 
+LEAST_LEVEL = 1e-9
+"""At a first look after a tiny share of the repeats less than this is spent: nothing is decided there."""
 MOST_REPEATS = 4096
 """Beyond this many repeats of an item nobody waits for an answer."""
 
@@ -104,8 +106,8 @@ def unseen_loss(generations: int, level: float) -> float:
 
 
 def half_width(se: float | None, df: int, generations: int, level: float) -> float:
-    """Distance of the one-sided bound at `level` from the difference; infinite without a standard error."""
-    if se is None or df < 1:
+    """Distance of the one-sided bound at `level` from the difference; infinite where nothing bounds it."""
+    if se is None or df < 1 or level < LEAST_LEVEL:
         return inf
     half = unseen_loss(generations, level) / 2
     return half + hypot(student_quantile(1 - level, df) * se, half)

@@ -37,7 +37,8 @@ def judge_twins(exam: Exam, plan: Plan, first: Answers, second: Answers, *, draw
         Finding(reason="baseline_specialised", message=message)
         for message in baseline_specialised(Sat(exam, plan, second, first))
     ]
-    if {answer.generation for answer in first.answers} == {answer.generation for answer in second.answers}:
+    texts = [{answer.generation for answer in arm.answers} for arm in (first, second)]
+    if texts[0] == texts[1] and first.arm.sampling.temperature:
         findings.append(Finding(reason="copies", message="the second run is a copy of the first"))
     if findings:
         return Twins(findings=tuple(findings))

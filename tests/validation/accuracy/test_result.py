@@ -1,5 +1,7 @@
 """From recorded answers to a verdict, and what a person is told."""
 
+import json
+
 import recorded_answers as recorded
 
 from fasttrack_validation.accuracy.answers import read
@@ -48,6 +50,14 @@ def test_a_greedy_run_shows_its_flips():
     assert found.flips is not None and found.flips.won == 0 < found.flips.lost
     assert f"{found.flips.lost} lost, 0 won of 8" in text
     assert run(repeats=1, wrong=(0, 50))[0].flips is None
+
+
+def test_bounds_that_are_infinite_have_a_json():
+    exam = recorded.exam("mrcr_synthetic", items_each=1)
+    plan = recorded.plan(exam)
+    found = judge(exam, plan, *(recorded.sitting(exam, plan, name) for name in ("baseline", "candidate")))
+    assert found.verdict is Verdict.INCONCLUSIVE and "no standard error" in "\n".join(lines(found, plan))
+    assert json.loads(found.model_dump_json())["decision"]["lower"] is None
 
 
 def test_items_that_share_a_text_are_one_cluster():

@@ -177,6 +177,12 @@ def test_five_looks_without_a_plan_err_three_times_as_often():
     assert spending < 0.05 + 3 * (0.05 * 0.95 / 4000) ** 0.5
 
 
+def test_a_first_look_that_spends_next_to_nothing_decides_nothing():
+    planned = rule(looks=(1, 500))
+    lost = compare(arm([[1.0]] * 30), arm([[0.0]] * 30))
+    assert planned.level(0) < 1e-9 and decide(lost, planned).verdict is Verdict.INCONCLUSIVE
+
+
 def test_rules_that_make_no_sense_are_refused():
     for wrong in ({"looks": ()}, {"looks": (4, 4)}, {"looks": (8, 4)}, {"looks": (0,)}, {"margin_points": 0},
                   {"alpha": 0.5}, {"margin_points": float("nan")}):  # fmt: skip
@@ -246,14 +252,14 @@ THREE = Family(exams=("a", "b", "c"))
 )  # fmt: skip
 def test_each_exam_has_to_pass(verdicts, joint):
     given_verdicts = dict(zip("abc", map(Verdict, verdicts.split()), strict=True))
-    assert decide_family(THREE, given_verdicts, {}, rule(fail_tests=3)) == joint
+    assert decide_family(THREE, given_verdicts, {}, margin=0.03, level=0.05) == joint
 
 
 def test_a_family_is_fixed_beforehand():
     with pytest.raises(ValueError, match="c does not fit"):
-        decide_family(THREE, {"a": Verdict.PASS, "b": Verdict.PASS}, {}, rule(fail_tests=3))
-    with pytest.raises(ValueError, match="shared between 3"):
-        decide_family(THREE, dict.fromkeys("abc", Verdict.PASS), {}, rule())
+        decide_family(THREE, {"a": Verdict.PASS, "b": Verdict.PASS}, {}, margin=0.03, level=0.05)
+    assert (THREE.fail_tests, ALONE.fail_tests) == (3, 1)
+    assert Family(rule=FamilyRule.POOLED, exams=("a", "b")).fail_tests == 3
 
 
 @pytest.mark.parametrize("kind", list(FamilyRule))
@@ -299,9 +305,10 @@ def test_pooling_by_hand_and_its_verdict():
     planned = rule(6, fail_tests=3)
     verdicts = {"a": decide(even, planned).verdict, "b": decide(worse, planned).verdict}
     assert verdicts == {"a": Verdict.PASS, "b": Verdict.INCONCLUSIVE}
-    assert decide_family(pooled, verdicts, {"a": even, "b": worse}, planned) is Verdict.PASS
-    assert decide_family(Family(exams=("a", "b")), verdicts, {}, rule(6, fail_tests=2)) is Verdict.INCONCLUSIVE
+    mean = {"margin": 0.03, "level": 0.05}
+    assert decide_family(pooled, verdicts, {"a": even, "b": worse}, **mean) is Verdict.PASS
+    assert decide_family(Family(exams=("a", "b")), verdicts, {}, **mean) is Verdict.INCONCLUSIVE
     # An exam that fails on its own is not averaged away.
-    assert decide_family(pooled, {"a": Verdict.PASS, "b": Verdict.FAIL}, {}, planned) is Verdict.FAIL
+    assert decide_family(pooled, {"a": Verdict.PASS, "b": Verdict.FAIL}, {}, **mean) is Verdict.FAIL
     lone = compare(arm([[1.0] * 6]), arm([[1.0] * 6]))
     assert pool({"a": even, "b": lone}).se is None
