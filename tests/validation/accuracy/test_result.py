@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 import recorded_answers as recorded
 
 from fasttrack_validation.accuracy.answers import read
@@ -74,3 +75,14 @@ def test_recorded_answers_are_read_as_they_were_written(tmp_path):
     arm = recorded.sitting(exam, recorded.plan(exam), "candidate")
     (tmp_path / "a.jsonl").write_text(arm.dump())
     assert read(tmp_path / "a.jsonl") == arm
+
+
+def test_the_look_is_the_one_that_the_repeats_were_planned_for():
+    exam = recorded.exam("sample_integers")
+    plan = recorded.plan(exam, 4, 8)
+    arms = {n: [recorded.sitting(exam, plan, name, repeats=n) for name in ("baseline", "candidate")] for n in (4, 6, 8)}
+    # Spent at half of the repeats: 2 - 2 Phi(1.959964 / sqrt(0.5)) = 0.005575; the rest at the end.
+    assert judge(exam, plan, *arms[4]).decision.level == pytest.approx(0.005575, abs=1e-6)
+    assert judge(exam, plan, *arms[8]).decision.level == pytest.approx(0.044425, abs=1e-6)
+    unplanned = judge(exam, plan, *arms[6])
+    assert unplanned.verdict is Verdict.INVALID and {one.reason for one in unplanned.findings} == {"repeats"}
