@@ -13,7 +13,7 @@ import typer
 
 from fasttrack_validation.errors import UserError
 
-from . import claims_cli
+from . import claims_cli, exam_cli
 
 app = typer.Typer(
     name="fasttrack",
@@ -388,6 +388,7 @@ trace = typer.Typer(
 )  # fmt: skip
 app.add_typer(trace)
 app.add_typer(claims_cli.app)
+app.add_typer(exam_cli.app)
 
 
 @trace.command("export")

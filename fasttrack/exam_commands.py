@@ -1,0 +1,134 @@
+"""The commands under `fasttrack exam`: output and exit codes."""
+
+import json
+from pathlib import Path
+from typing import NoReturn
+
+import typer
+from pydantic import Field
+
+from fasttrack_validation import strict
+from fasttrack_validation.accuracy import answers, frozen, result, twins
+from fasttrack_validation.accuracy import build as building
+from fasttrack_validation.accuracy import power as powers
+from fasttrack_validation.accuracy import verify as verifying
+from fasttrack_validation.accuracy.guards import Sat
+from fasttrack_validation.accuracy.plan import Plan
+from fasttrack_validation.accuracy.rule import Verdict
+from fasttrack_validation.errors import UserError
+from fasttrack_validation.records import Frozen
+
+_CODE = {Verdict.PASS: 0, Verdict.FAIL: 1, Verdict.INVALID: 1, Verdict.INCONCLUSIVE: 3}
+
+
+def build(kind: str, out: Path, *, seed: int, needles: str, words: str, items_each: int, as_json: bool) -> None:
+    """An exam of an offline kind, frozen into a new directory."""
+    source = building.plan(
+        kind, seed=seed, needles=_numbers("--needles", needles), words=_numbers("--words", words), items_each=items_each
+    )
+    frozen.write(building.build(source), out)
+    exam = verifying.load(out)
+    if as_json:
+        print(json.dumps({"exam": exam.manifest.exam, "items": len(exam.items), "sha256": exam.digest}, indent=2))
+    else:
+        print(f"{out}: {exam.manifest.exam}, {len(exam.items)} items, sha256 {exam.digest}")
+
+
+def verify(place: Path, digest: str | None, *, as_json: bool) -> NoReturn:
+    """Everything that is wrong with a frozen exam."""
+    exam, findings = verifying.verify(place, digest)
+    if as_json:
+        told = {"sha256": exam.digest if exam else None, "findings": [one.model_dump() for one in findings]}
+        print(json.dumps(told, indent=2))
+    elif findings:
+        print("\n".join(f"FAIL {place}: {one.reason}: {one.message}" for one in findings))
+    else:
+        print(f"ok   {place}: {exam.manifest.exam}, {len(exam.items)} items, sha256 {exam.digest}")
+    raise typer.Exit(1 if findings else 0)
+
+
+def power(path: Path, *, within: float, between: float, as_json: bool) -> None:
+    """What a plan can show."""
+    plan = strict.read(path, Plan)
+    sizes = {"items": plan.items, "within": within, "between": between}
+    looks = {
+        str(look): powers.power(plan.rule.model_copy(update={"looks": (look,)}), repeats=look, **sizes)
+        for look in plan.rule.looks
+    }
+    needed = powers.repeats_needed(plan.rule, **sizes)
+    if as_json:
+        print(json.dumps({"power": looks, "repeats_needed": needed}, indent=2))
+        return
+    print(f"{plan.exam}: {plan.items} items, margin {plan.rule.margin_points:g} points, identical arms")
+    for look, value in looks.items():
+        print(f"  {look} repeats, as the only look: passes {value:.0%} of the time")
+    enough = f"{needed} repeats an arm" if needed else "no number of repeats gives it: it takes more items"
+    print(f"  for {plan.rule.power:.0%}: {enough}")
+
+
+def calibrate(place: Path, plan_file: Path, first: Path, second: Path, *, as_json: bool) -> NoReturn:
+    """The noise of an exam, and the rule's errors on it."""
+    plan = strict.read(plan_file, Plan)
+    exam = verifying.load(place, plan.exam_sha256)
+    found = twins.judge_twins(exam, plan, answers.read(first), answers.read(second))
+    if as_json:
+        print(found.model_dump_json(indent=2))
+    else:
+        print("\n".join(twins.lines(found, plan)))
+    raise typer.Exit(0 if found.calibration and twins.as_stated(found.calibration, plan.rule) else 1)
+
+
+def plan_digest(path: Path) -> None:
+    """The digest of a plan."""
+    print(strict.read(path, Plan).digest())
+
+
+class _Paths(Frozen):
+    """Where one exam's files are, relative to the file that says so."""
+
+    exam: Path
+    plan: Path
+    baseline: Path
+    candidate: Path
+
+    def read(self, root: Path) -> Sat:
+        """The exam that both arms sat."""
+        plan = strict.read(root / self.plan, Plan)
+        exam = verifying.load(root / self.exam, plan.exam_sha256)
+        return Sat(exam, plan, answers.read(root / self.baseline), answers.read(root / self.candidate))
+
+
+class _FamilyFile(Frozen):
+    sat: tuple[_Paths, ...] = Field(min_length=1)
+
+
+def decide(place: Path, plan_file: Path, baseline: Path, candidate: Path, *, as_json: bool) -> NoReturn:
+    """Two arms' recorded answers as a verdict."""
+    sat = _Paths(exam=place, plan=plan_file, baseline=baseline, candidate=candidate).read(Path())
+    found = result.judge(sat.exam, sat.plan, sat.baseline, sat.candidate)
+    # Infinite bounds have no JSON: there they are null.
+    print(found.model_dump_json(indent=2) if as_json else "\n".join(result.lines(found, sat.plan)))
+    raise typer.Exit(_CODE[found.verdict])
+
+
+def decide_family(path: Path, *, as_json: bool) -> NoReturn:
+    """Several exams' recorded answers as one verdict."""
+    sat = [paths.read(path.parent) for paths in strict.read(path, _FamilyFile).sat]
+    try:
+        found = result.judge_family(sat)
+    except ValueError as error:
+        raise UserError(f"{path}: {error}", "list every exam of the family that the plans name, once") from error
+    if as_json:
+        print(found.model_dump_json(indent=2))
+    else:
+        for one, exam in zip(found.results, sat, strict=True):
+            print("\n".join(result.lines(one, exam.plan)))
+        print(f"together ({sat[0].plan.family.rule}): {found.verdict}")
+    raise typer.Exit(_CODE[found.verdict])
+
+
+def _numbers(option: str, text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError as error:
+        raise UserError(f"{option} {text}: not a list of whole numbers", f"write it as {option} 2,4,8") from error
