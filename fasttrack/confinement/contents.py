@@ -17,7 +17,7 @@ MAX_PROBLEMS = 50
 _SOURCE = (".py", ".cu", ".cuh", ".h", ".hpp")
 _ANYWHERE = (*_SOURCE, ".md", ".json", ".txt")
 _BY_DIRECTORY = {
-    "evidence": (".json", ".jsonl", ".json.gz", ".jsonl.gz", ".csv", ".csv.gz", ".md", ".txt"),
+    "evidence": (".json", ".json.sig", ".jsonl", ".json.gz", ".jsonl.gz", ".csv", ".csv.gz", ".md", ".txt"),
     "report": (".md", ".html", ".json"),
 }
 _MARKER = re.compile(
