@@ -31,6 +31,13 @@ class Grade(StrEnum):
     ATTESTED = "attested"
 
 
+class Kind(StrEnum):
+    """What is signed as evidence."""
+
+    STATEMENT = "statement"
+    GRID = "grid"
+
+
 class Attestation(Frozen):
     """The grade of one file of evidence, and what a GPU is said to have done there."""
 
@@ -177,13 +184,19 @@ def _self_reported(path: str, what: str, directory: str) -> Reason:
                   path=f"{directory}/{path}")  # fmt: skip
 
 
-def check_signable(data: bytes, name: str) -> None:
-    """UserError unless the bytes are a statement, or a record of the grid: nothing else is signed as evidence."""
+def check_signable(data: bytes, name: str, kind: Kind | None) -> None:
+    """UserError unless the bytes are a statement, or a record of the grid: nothing else is signed as evidence.
+
+    `kind`: only this one.
+    """
     try:
         value = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{name} is not JSON", "sign statements (evidence/statements/) and records of the grid") from error
-    if isinstance(value, dict) and "outcome" in value and "_type" not in value:
+    found = Kind.GRID if isinstance(value, dict) and "outcome" in value and "_type" not in value else Kind.STATEMENT
+    if kind not in (None, found):
+        raise UserError(f"{name} is a {found}, and only a {kind} is to be signed", "leave it out, or another --kind")
+    if found is Kind.GRID:
         from pydantic import ValidationError
 
         from fasttrack_validation.performance.records import Record

@@ -15,8 +15,10 @@ from .git import Repository
 from .storage import write_file
 
 
-def sign(paths: Sequence[Path], key: Path, *, as_json: bool) -> None:
+def sign(paths: Sequence[Path], key: Path, kind: str | None, *, as_json: bool) -> None:
     """Signs every file, or none: all are read and refused before the first signature is written."""
+    if kind not in (None, *attestation.Kind):
+        raise UserError(f"no kind {kind!r}", f"known: {', '.join(attestation.Kind)}")
     contents = {}
     for path in paths:
         try:
@@ -25,7 +27,7 @@ def sign(paths: Sequence[Path], key: Path, *, as_json: bool) -> None:
             raise UserError(f"{path}: {error.strerror}", "name statements, or records of the grid, that exist") from error
         if len(contents[path]) > evidence.MAX_BYTES:
             raise UserError(f"{path}: more than {evidence.MAX_BYTES} bytes", "keep samples in files of their own")
-        attestation.check_signable(contents[path], str(path))
+        attestation.check_signable(contents[path], str(path), kind)
     marks = {Path(f"{path}{signatures.SUFFIX}"): signatures.sign(data, key) for path, data in contents.items()}
     for path, data in marks.items():
         write_file(path, data)

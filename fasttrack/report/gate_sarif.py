@@ -9,17 +9,17 @@ from urllib.parse import quote
 
 from ..confinement.rules import RULES
 from ..gate import GateResult
-from ..stages import Reason, StageStatus
+from ..stages import Reason, StageResult, StageStatus
 from .gate import VERDICTS, printable
 
 
 def render_sarif(result: GateResult) -> str:
     """One run: a rule for each id, a result for each reason, and the exit code that the process really has.
 
-    What decides is an `error`, what keeps the change a draft or a stage open a `warning`, what was left as it was a
-    `note`.
+    What decides is an `error`, what keeps the change a draft or a stage open a `warning`, what was left as it was,
+    or is nothing to check, a `note`.
     """
-    rows = [(_level(reason, stage.required), reason) for stage in result.stages for reason in stage.reasons]
+    rows = [(_level(reason, stage), reason) for stage in result.stages for reason in stage.reasons]
     rows += [("warning", reason) for reason in result.draft_only]
     names = sorted({reason.id for _, reason in rows})
     remedies = {reason.id: reason.remedy for _, reason in rows}
@@ -37,10 +37,10 @@ def render_sarif(result: GateResult) -> str:
     return json.dumps(document, indent=1) + "\n"
 
 
-def _level(reason: Reason, required: bool) -> str:
-    if reason.status is StageStatus.PASS:
+def _level(reason: Reason, stage: StageResult) -> str:
+    if reason.status is StageStatus.PASS or stage.status is StageStatus.EMPTY:
         return "note"
-    return "error" if required and reason.status is StageStatus.FAIL else "warning"
+    return "error" if stage.required and reason.status is StageStatus.FAIL else "warning"
 
 
 def _rule(name: str, remedy: str) -> dict[str, Any]:

@@ -214,4 +214,22 @@ def test_only_evidence_is_signed_and_all_or_nothing(keys, tmp_path):
     assert cli.run(["evidence", "sign", str(good), str(tmp_path / "absent.json"), "--key", key]) == 2
     assert cli.run(["evidence", "sign", str(good), "--key", str(tmp_path / "absent")]) == 2
     assert cli.run(["evidence", "sign", str(good), "--key", str(good)]) == 2
+    # What came from a machine that measures the grid cannot slip in a judge's statement.
+    for kind in ("grid", "unheard-of"):
+        assert cli.run(["evidence", "sign", str(good), "--kind", kind, "--key", key]) == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.json", "b.json"]
+    assert cli.run(["evidence", "sign", str(good), "--kind", "statement", "--key", key]) == 0
+
+
+@needs_ssh
+def test_a_record_of_the_grid_is_signed(keys, tmp_path):
+    """A record of the repository: the newest that is kept, whatever it says."""
+    kept = sorted((Path(__file__).parents[2] / "models/kimi_k3/evidence/grid").rglob("*.json"))
+    if not kept:
+        pytest.skip("the repository keeps no record of the grid")
+    copy = tmp_path / kept[0].name
+    copy.write_bytes(kept[0].read_bytes())
+    assert cli.run(["evidence", "sign", str(copy), "--kind", "grid", "--key", str(keys.place / "trusted")]) == 0
+    mark = Path(f"{copy}.sig").read_bytes()
+    signed = signatures.verify(copy.read_bytes(), mark, keys.allow())
+    assert signed == signatures.Signed(signer="gpu-runner@example.org")
