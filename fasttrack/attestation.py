@@ -122,7 +122,7 @@ def stage(attested: Iterable[Attestation], files: Mapping[str, bytes], directory
     attested = tuple(attested)
     reasons = [_fault(one, directory) for one in attested if one.fault]
     marked = {f"{one.path}{SUFFIX}" for one in attested}
-    for path in sorted(name for name in files if name.endswith(SUFFIX) and name not in marked):
+    for path in sorted(n for n in files if n.startswith("evidence/") and n.endswith(SUFFIX) and n not in marked):
         reasons.append(Reason(
             id="signature.orphan", message=f"{path} signs nothing: there is no such statement or record of the grid",
             remedy="delete it, or sign again: `fasttrack evidence sign FILE --key KEY`", path=f"{directory}/{path}",

@@ -13,7 +13,7 @@ import typer
 
 from fasttrack_validation.errors import UserError
 
-from . import claims_cli, evidence_cli, gate_cli
+from . import claims_cli, decide_cli, evidence_cli, gate_cli
 
 app = typer.Typer(
     name="fasttrack",
@@ -322,6 +322,7 @@ def evaluate(
 
 
 app.command()(gate_cli.gate)
+app.command()(decide_cli.decide)
 
 
 @app.command()

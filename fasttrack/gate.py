@@ -19,7 +19,7 @@ from fasttrack_validation.errors import UserError
 from fasttrack_validation.judge.verdict import Outcome, Status, rule
 from fasttrack_validation.records import Frozen, sha256
 
-from . import attestation, evidence, lifetime
+from . import attestation, decision, evidence, lifetime
 from .confinement.check import Confinement, Finding, examine, model_directory
 from .confinement.contents import Limits
 from .confinement.names import MANIFEST
@@ -116,6 +116,7 @@ def run_gate(
             dates, soon = lifetime.stage(manifest, old, today or datetime.date.today(), directory)
             stages += [dates, _evidence(manifest, reasons, attested)]
             stages += [attestation.stage(attested, files, directory), attestation.performance(attested)]
+            stages.append(decision.stage(model, files, before, allowed, directory))
             draft += [*soon, *attestation.draft_reasons(attested, directory), *_uncovered(manifest, files, confinement)]
     stages.append(
         StageResult(

@@ -1,4 +1,4 @@
-"""SSH signatures over evidence, made and checked by OpenSSH's `ssh-keygen -Y`; no cryptography of our own.
+"""SSH signatures over evidence and decisions, made and checked by OpenSSH's `ssh-keygen -Y`; no cryptography of our own.
 
 Who may sign is a list in the `allowed_signers` format of ssh-keygen(1): principals, options, public key. It comes from
 the base revision. A signature counts only where `ssh-keygen -Y verify` exits with 0; what it prints is read for the
@@ -25,8 +25,8 @@ _INSTALL = "install OpenSSH 8.9 or newer (package openssh-client) and put ssh-ke
 _SAYS = (
     ("couldn't parse signature", "malformed", "it is cut off, or no SSH signature"),
     ("sshsig_armor", "malformed", "it is cut off, or no SSH signature"),
-    ("namespace does not match", "namespace", f"it was made for another purpose than {NAMESPACE}"),
-    ("not permitted for use in signature namespace", "namespace", f"the base lets this key sign, but not {NAMESPACE}"),
+    ("namespace does not match", "namespace", "it was made for another purpose"),
+    ("not permitted for use in signature namespace", "namespace", "the base lets this key sign, but not for this purpose"),
     ("incorrect signature", "other_bytes", "it is over other bytes than these"),
     ("key has expired", "expired", "the base no longer lets this key sign"),
     ("key is not yet valid", "not_yet_valid", "the base does not let this key sign yet"),
@@ -59,7 +59,7 @@ def require() -> str:
     return program
 
 
-def sign(data: bytes, key: Path) -> bytes:
+def sign(data: bytes, key: Path, namespace: str = NAMESPACE) -> bytes:
     """The armoured signature over `data`. `key` is a private key, or a public one whose private half ssh-agent holds.
 
     UserError without ssh-keygen, without the key, or where it cannot sign.
@@ -67,14 +67,16 @@ def sign(data: bytes, key: Path) -> bytes:
     if not key.is_file():
         raise UserError(f"{key} is no file", "name an SSH key: `ssh-keygen -t ed25519 -f KEY` makes one")
     # The terminal stays ssh-keygen's, for a passphrase.
-    done = _keygen(["-Y", "sign", "-q", "-f", str(key), "-n", NAMESPACE], data)
+    done = _keygen(["-Y", "sign", "-q", "-f", str(key), "-n", namespace], data)
     if done.returncode or not done.stdout.startswith(b"-----BEGIN SSH SIGNATURE-----"):
         raise UserError(f"cannot sign with {key}: {_first(done)}", "give an SSH private key that this account can read")
     return done.stdout
 
 
-def verify(data: bytes, signature: bytes, allowed_signers: bytes) -> Signed | Refused:
-    """Whether `signature` is one over `data`, for evidence, by somebody whom `allowed_signers` lets sign today.
+def verify(
+    data: bytes, signature: bytes, allowed_signers: bytes, namespace: str = NAMESPACE
+) -> Signed | Refused:
+    """Whether `signature` is one over `data`, for this purpose, by somebody whom `allowed_signers` lets sign today.
 
     A signature carries no time that could be trusted, so a key's dates are held against the clock.
     UserError without ssh-keygen.
@@ -86,12 +88,12 @@ def verify(data: bytes, signature: bytes, allowed_signers: bytes) -> Signed | Re
         mark.write_bytes(signature)
         allowed.write_bytes(allowed_signers)
         # First without asking who signed: whether it is one over these bytes, for this purpose.
-        done = _keygen(["-Y", "check-novalidate", "-n", NAMESPACE, "-s", str(mark)], data)
+        done = _keygen(["-Y", "check-novalidate", "-n", namespace, "-s", str(mark)], data)
         if done.returncode:
             return _refused(done)
         done = _keygen(["-Y", "find-principals", "-s", str(mark), "-f", str(allowed)])
         for principal in done.stdout.decode("utf-8", "replace").splitlines() if not done.returncode else ():
-            asked = ["-Y", "verify", "-f", str(allowed), "-I", principal, "-n", NAMESPACE, "-s", str(mark)]
+            asked = ["-Y", "verify", "-f", str(allowed), "-I", principal, "-n", namespace, "-s", str(mark)]
             done = _keygen(asked, data)
             if done.returncode == 0:
                 return Signed(signer=principal)

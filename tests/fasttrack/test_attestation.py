@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from fasttrack.report.gate import render_text
 from fasttrack_validation.claims.cells import Measured, NotMeasured
 from fasttrack_validation.errors import UserError
 from gated_change import INSIDE, KERNEL, M, STATEMENT, ids, parse_manifest, run_gate, statement, statuses, tree
+from ssh_keys import Keys
 
 needs_ssh = pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="ssh-keygen is not installed")
 SIGNERS = attestation.ALLOWED_SIGNERS
@@ -22,25 +22,6 @@ CELL = PerformanceCell(hardware="H200", tp=8, bucket="1", candidate=TIME, stock=
 MADE = statement(INSIDE, performance=(CELL,))
 GRID = "evidence/grid/h200/tp8-x-r1.json"
 RECORD = b'{"outcome":{"kind":"measured"}}\n'
-
-
-class Keys:
-    """A trusted key and another one, and `ssh-keygen` itself as the second opinion that makes signatures."""
-
-    def __init__(self, place: Path) -> None:
-        self.place = place
-        for name in ("trusted", "other"):
-            subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", name, "-f", place / name], check=True)
-
-    def public(self, name: str) -> str:
-        return " ".join((self.place / f"{name}.pub").read_text().split()[:2])
-
-    def allow(self, options: str = "", key: str = "trusted") -> bytes:
-        return f"gpu-runner@example.org {options} {self.public(key)}\n".encode()
-
-    def sign(self, data: bytes, key: str = "trusted", namespace: str = signatures.NAMESPACE) -> bytes:
-        command = ["ssh-keygen", "-Y", "sign", "-q", "-f", self.place / key, "-n", namespace]
-        return subprocess.run(command, input=data, check=True, capture_output=True).stdout
 
 
 @pytest.fixture(scope="module")

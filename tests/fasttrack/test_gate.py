@@ -27,6 +27,7 @@ def test_an_honest_change_passes(forge):
         "evidence": "pass",
         "attestation": "not_run",
         "performance": "not_run",
+        "decision": "not_run",
         "rejudge": "not_run",
     }
     assert result.policy == "base tree" and result.draft_only == ()
