@@ -118,7 +118,7 @@ def _measured_record(data: bytes) -> bool:
 
 
 def stage(attested: Iterable[Attestation], files: Mapping[str, bytes], directory: str) -> StageResult:
-    """The gate's stage: a signature that the change brings has to be good. Without signatures there is nothing to do."""
+    """The gate's stage: a signature that the change brings has to be good. Without signatures it is not run."""
     attested = tuple(attested)
     reasons = [_fault(one, directory) for one in attested if one.fault]
     marked = {f"{one.path}{SUFFIX}" for one in attested}
@@ -141,7 +141,7 @@ def stage(attested: Iterable[Attestation], files: Mapping[str, bytes], directory
 
 
 def _fault(one: Attestation, directory: str) -> Reason:
-    status, remedy = StageStatus.FAIL, "sign these bytes again, with a key that the base lets sign, or delete the signature"
+    status, remedy = StageStatus.FAIL, "sign these bytes again with a key that the base lets sign, or delete the signature"
     if one.fault == f"signature.{_UNCHECKED}":
         status, remedy = StageStatus.NOT_RUN, "install OpenSSH (package openssh-client) where the gate runs"
     message = f"{one.path}: {one.message}"
@@ -155,7 +155,8 @@ def performance(attested: Iterable[Attestation]) -> StageResult:
     """The gate's stage of measured figures: only attested ones count."""
     counts = {grade: sum(one.measurements for one in attested if one.grade is grade) for grade in Grade}
     good, told = counts[Grade.ATTESTED], counts[Grade.SELF_REPORTED]
-    summary = f"{good} attested measurements" if good else "no measurement is attested" if told else "no cell is measured"
+    none = "no measurement is attested" if told else "no cell is measured"
+    summary = f"{good} attested measurements" if good else none
     if told:
         summary += f"; {told} self-reported, shown and not counted"
     status = StageStatus.PASS if good else StageStatus.NOT_RUN
@@ -192,7 +193,7 @@ def check_signable(data: bytes, name: str, kind: Kind | None) -> None:
     try:
         value = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{name} is not JSON", "sign statements (evidence/statements/) and records of the grid") from error
+        raise UserError(f"{name} is not JSON", "sign statements and records of the grid") from error
     found = Kind.GRID if isinstance(value, dict) and "outcome" in value and "_type" not in value else Kind.STATEMENT
     if kind not in (None, found):
         raise UserError(f"{name} is a {found}, and only a {kind} is to be signed", "leave it out, or another --kind")

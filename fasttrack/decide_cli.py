@@ -10,7 +10,7 @@ def decide(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="a directory under models/, such as kimi_k3")],
     ruling: Annotated[str, typer.Argument(metavar="approve|reject", help="what you decide")],
     note: Annotated[str, typer.Option(metavar="TEXT", help="why; it is kept, and shown")],
-    key: Annotated[Path, typer.Option(metavar="KEY", help="your SSH private key, or the public half of one in ssh-agent")],
+    key: Annotated[Path, typer.Option(metavar="KEY", help="your SSH private key, or the public half of one in an agent")],
     as_json: Annotated[bool, typer.Option("--json", help="print data instead of text")] = False,
 ) -> None:
     """Approve or reject a design: a note over the digest of the report in this checkout, signed by you.

@@ -27,4 +27,5 @@ def decide(model: str, ruling: str, note: str, key: Path, *, as_json: bool) -> N
     if as_json:
         print(json.dumps({"files": [str(path) for path in written], "decision": json.loads(data)}))
     else:
-        print(f"{ruling}: {model}, report {decision.report_digest(pages)[:12]}\ncommit {written[0]} and {written[1].name}")
+        print(f"{ruling}: {model}, report {decision.report_digest(pages)[:12]}")
+        print(f"commit {written[0]} and {written[1].name}")

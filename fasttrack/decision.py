@@ -70,17 +70,20 @@ def stage(
 ) -> StageResult:
     """The gate's stage: passes for an approval of this report that somebody signed whom the base trusts.
 
-    Without a decision nothing is required of it: it may stand elsewhere, as a review. One that the change brings counts;
-    one that lies in the base is about an earlier report and decides nothing any more.
+    Without a decision nothing is required of it: it may stand elsewhere, as a review. One that the change brings
+    counts; one that lies in the base is about an earlier report and decides nothing any more.
     """
     kept = all(files.get(name) == before.get(name) for name in (RECORD, f"{RECORD}{SUFFIX}"))
 
-    def answer(id: str | None, summary: str, status: StageStatus = StageStatus.FAIL, remedy: str = _AGAIN) -> StageResult:
+    def answer(
+        id: str | None, summary: str, status: StageStatus = StageStatus.FAIL, remedy: str = _AGAIN
+    ) -> StageResult:
         if id and kept:
             left = f"{summary} (as at the base: nobody decided on this change)"
             return StageResult(stage="decision", status=StageStatus.NOT_RUN, required=False, summary=left)
-        reasons = (Reason(id=id, message=summary, remedy=remedy, status=status, path=f"{directory}/{RECORD}"),) if id else ()
-        return StageResult(stage="decision", status=status, summary=summary, reasons=reasons)
+        path = f"{directory}/{RECORD}"
+        reasons = [Reason(id=id, message=summary, remedy=remedy, status=status, path=path)] if id else []
+        return StageResult(stage="decision", status=status, summary=summary, reasons=tuple(reasons))
 
     if RECORD not in files and f"{RECORD}{SUFFIX}" not in files:
         summary = "nobody decided with `fasttrack decide`"
@@ -102,5 +105,5 @@ def stage(
     if made.report != report_digest(files):
         return answer("decision.changed_report", f"{signed.signer} decided on another report than this one")
     if made.ruling is Ruling.REJECT:
-        return answer("decision.rejected", f"{signed.signer} rejects the design: {made.note}", remedy="change the design")
+        return answer("decision.rejected", f"{signed.signer} rejects: {made.note}", remedy="change the design")
     return answer(None, f"{signed.signer} approved this report on {made.day}", StageStatus.PASS)

@@ -16,8 +16,8 @@ def sign(
     files: Annotated[
         list[Path], typer.Argument(metavar="FILE...", help="statements, or records of the performance grid")
     ],
-    key: Annotated[Path, typer.Option(metavar="KEY", help="an SSH private key, or the public half of one in ssh-agent")],
-    kind: Annotated[str | None, typer.Option(metavar="statement|grid", help="sign nothing else; by default both")] = None,
+    key: Annotated[Path, typer.Option(metavar="KEY", help="an SSH private key, or the public half of one in an agent")],
+    kind: Annotated[str | None, typer.Option(metavar="statement|grid", help="sign nothing else; default both")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print data instead of text")] = False,
 ) -> None:
     """Sign evidence that this machine made itself; the signature lies beside each file as FILE.sig.

@@ -24,7 +24,7 @@ def sign(paths: Sequence[Path], key: Path, kind: str | None, *, as_json: bool) -
         try:
             contents[path] = path.read_bytes()
         except OSError as error:
-            raise UserError(f"{path}: {error.strerror}", "name statements, or records of the grid, that exist") from error
+            raise UserError(f"{path}: {error.strerror}", "name statements or records of the grid") from error
         if len(contents[path]) > evidence.MAX_BYTES:
             raise UserError(f"{path}: more than {evidence.MAX_BYTES} bytes", "keep samples in files of their own")
         attestation.check_signable(contents[path], str(path), kind)

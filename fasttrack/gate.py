@@ -44,7 +44,7 @@ class GateResult(Frozen):
     policy: str = Field(description="where contracts and judge were read from")
     stages: tuple[StageResult, ...]
     draft_only: tuple[Reason, ...] = Field(description="why the change cannot leave draft although nothing failed")
-    attestations: tuple[attestation.Attestation, ...] = Field(default=(), description="the grade of each file of evidence")
+    attestations: tuple[attestation.Attestation, ...] = Field(default=(), description="grade of each file of evidence")
     confinement: Confinement
 
     @property
@@ -220,7 +220,7 @@ def _op(
     contract_of: ContractDigest,
 ) -> Iterator[Reason]:
     """Reasons against one op: its judge's statement must be there, fresh, about these kernels, and accepted."""
-    path = f"{evidence.STATEMENTS}/{op}.{evidence.Stage.JUDGE}.json"
+    path = _judged(op)
 
     def reason(id: str, message: str, remedy: str = _PROPOSE, status: StageStatus = StageStatus.FAIL) -> Reason:
         return Reason(
@@ -251,6 +251,11 @@ def _op(
         if raw.path not in files or sha256(files[raw.path]) != raw.sha256:
             yield reason("evidence.raw", f"{raw.path} is not the file the statement was made from")
     yield from _ruling(verdict, reason)
+
+
+def _judged(op: str) -> str:
+    """Where the judge's statement about an op lies, relative to the model directory."""
+    return f"{evidence.STATEMENTS}/{op}.{evidence.Stage.JUDGE}.json"
 
 
 def _ruling(verdict: Any, reason: Callable[..., Reason]) -> Iterator[Reason]:
@@ -294,8 +299,8 @@ def _evidence(manifest: Any, reasons: list[Reason], attested: tuple[attestation.
     bad = {reason.op for reason in reasons if reason.op}
     left = {reason.op for reason in reasons if reason.id == "evidence.untouched"}
     grades = {one.path: one.grade for one in attested}
-    good = [grades.get(f"{evidence.STATEMENTS}/{op}.{evidence.Stage.JUDGE}.json") for op in manifest.ops if op not in bad]
-    told = f"{good.count(attestation.Grade.ATTESTED)} attested, {good.count(attestation.Grade.SELF_REPORTED)} self-reported"
+    good = [grades.get(_judged(op)) for op in manifest.ops if op not in bad]
+    told = ", ".join(f"{good.count(grade)} {grade}" for grade in reversed(attestation.Grade))
     summary = f"{len(good)} of {len(manifest.ops)} ops have fresh, accepted evidence ({told})"
     if left:
         summary += f"; {len(left)} that the change does not touch have none, as before"

@@ -1,4 +1,4 @@
-"""What `fasttrack gate` does: find the model, decide, print in the form that was asked for, exit with the gate's code."""
+"""What `fasttrack gate` does: find the model, decide, print in the form asked for, exit with the gate's code."""
 
 import os
 from pathlib import Path

@@ -9,9 +9,9 @@ from .stages import Reason, StageResult, StageStatus
 
 WARNING = datetime.timedelta(days=31)
 _DATES = (
-    ("review_by", "review", "a person reviews the directory and moves the date by ordinary review, apart from this change"),
-    ("remove_by", "removal", "remove the directory, or let a person move the date by ordinary review, apart from this change"),
-)  # fmt: skip
+    ("review_by", "review", "a person looks at the directory again, and moves the date in a change of its own"),
+    ("remove_by", "removal", "remove the directory, or let a person move the date in a change of its own"),
+)
 
 
 def stage(manifest: Any, old: Any, today: datetime.date, directory: str) -> tuple[StageResult, list[Reason]]:
@@ -40,5 +40,5 @@ def _date(
         yield Reason(id=f"lifetime.{what}_soon", message=f"{key} is {due}, in {(due - today).days} days", remedy=remedy,
                      status=StageStatus.PASS)  # fmt: skip
     if then and now > then:
-        yield Reason(id="lifetime.moved", message=f"the change moves {key} from {then} to {now}", status=StageStatus.PASS,
-                     remedy="the owner confirms the new date")  # fmt: skip
+        yield Reason(id="lifetime.moved", message=f"the change moves {key} from {then} to {now}",
+                     remedy="the owner confirms the new date", status=StageStatus.PASS)  # fmt: skip

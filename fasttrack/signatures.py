@@ -1,4 +1,4 @@
-"""SSH signatures over evidence and decisions, made and checked by OpenSSH's `ssh-keygen -Y`; no cryptography of our own.
+"""SSH signatures over evidence and decisions, made and checked by OpenSSH's `ssh-keygen -Y`; no own cryptography.
 
 Who may sign is a list in the `allowed_signers` format of ssh-keygen(1): principals, options, public key. It comes from
 the base revision. A signature counts only where `ssh-keygen -Y verify` exits with 0; what it prints is read for the
@@ -26,7 +26,7 @@ _SAYS = (
     ("couldn't parse signature", "malformed", "it is cut off, or no SSH signature"),
     ("sshsig_armor", "malformed", "it is cut off, or no SSH signature"),
     ("namespace does not match", "namespace", "it was made for another purpose"),
-    ("not permitted for use in signature namespace", "namespace", "the base lets this key sign, but not for this purpose"),
+    ("not permitted for use in signature namespace", "namespace", "the base lets this key sign for other purposes"),
     ("incorrect signature", "other_bytes", "it is over other bytes than these"),
     ("key has expired", "expired", "the base no longer lets this key sign"),
     ("key is not yet valid", "not_yet_valid", "the base does not let this key sign yet"),
@@ -40,7 +40,10 @@ class Signed(Frozen):
 
 
 class Refused(Frozen):
-    """A signature that does not count. `reason`: malformed, namespace, other_bytes, expired, not_yet_valid, unknown_signer."""
+    """A signature that does not count.
+
+    `reason`: malformed, namespace, other_bytes, expired, not_yet_valid, unknown_signer.
+    """
 
     reason: str
     message: str

@@ -45,7 +45,8 @@ def _level(reason: Reason, stage: StageResult) -> str:
 
 def _rule(name: str, remedy: str) -> dict[str, Any]:
     title = RULES[name].title if name in RULES else name.replace(".", ": ").replace("_", " ")
-    return {"id": name, "shortDescription": {"text": title}, "help": {"text": RULES[name].remedy if name in RULES else remedy}}
+    help = RULES[name].remedy if name in RULES else remedy
+    return {"id": name, "shortDescription": {"text": title}, "help": {"text": help}}
 
 
 def _result(level: str, reason: Reason, index: int) -> dict[str, Any]:

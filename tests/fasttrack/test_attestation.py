@@ -106,9 +106,9 @@ def test_signers_of_the_head_are_not_asked(forge, keys):
 def test_a_signature_of_another_statement_does_not_move(forge, keys):
     """The signature is a good one, over a statement about sources that are no longer there."""
     old = INSIDE | {KERNEL: b"from . import shared  # older\n"}
-    result = judged(forge, INSIDE | {STATEMENT: MADE, MARK: keys.sign(statement(old, performance=(CELL,)))}, keys.allow())
-    assert ids(result, "attestation") == ["signature.other_bytes"]
     signed_and_stale = statement(old, performance=(CELL,))
+    result = judged(forge, INSIDE | {STATEMENT: MADE, MARK: keys.sign(signed_and_stale)}, keys.allow())
+    assert ids(result, "attestation") == ["signature.other_bytes"]
     result = judged(forge, INSIDE | {STATEMENT: signed_and_stale, MARK: keys.sign(signed_and_stale)}, keys.allow())
     assert ids(result, "evidence") == ["evidence.stale"] and result.exit_code == 1
 

@@ -1,4 +1,4 @@
-"""What `fasttrack gate --format` prints: read by machines, with the gate's own exit code, and deaf to the head's text."""
+"""What `fasttrack gate --format` prints: one exit code in every form, and deaf to the head's text."""
 
 import json
 import re
@@ -104,7 +104,8 @@ def test_the_model_is_the_one_whose_directory_changes(forge):
         return gate_commands.changed_model(forge.path, base, forge.commit(files | own, base))
 
     assert asked(models__alpha__a_py=b"2", core_py=b"2") == "alpha"
-    for change, says in (({"core_py": b"2"}, "no directory"), ({"models__alpha__a_py": b"2", "models__beta__a_py": b"2"}, "2 model")):
+    several = {"models__alpha__a_py": b"2", "models__beta__a_py": b"2"}
+    for change, says in (({"core_py": b"2"}, "no directory"), (several, "2 model")):
         with pytest.raises(UserError, match=says):
             asked(**change)
 

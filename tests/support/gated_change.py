@@ -20,7 +20,8 @@ POLICY = {
 }
 CONTRACT = digest_files({name: POLICY[name] for name in ("contracts/base.py", "contracts/alpha/decode.py")})
 JUDGE = digest_files({name: POLICY[name] for name in ("contracts/base.py", "judge/verdict.py")})
-MANIFEST = b'[model]\nname = "alpha"\nreview_by = 2101-01-01\nremove_by = 2102-01-01\n[ops.decode]\nkernels = ["kernels/k.py"]\n'
+DATES = b"review_by = 2101-01-01\nremove_by = 2102-01-01\n"
+MANIFEST = b'[model]\nname = "alpha"\n' + DATES + b'[ops.decode]\nkernels = ["kernels/k.py"]\n'
 INSIDE = {"fasttrack.toml": MANIFEST, KERNEL: b"from . import shared\n", "kernels/shared.py": b"A = 1\n"}
 
 
