@@ -6,7 +6,8 @@ without one, so that it counts only when attested; self-reported figures are sho
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from enum import StrEnum
 
 from fasttrack_validation.claims.cells import Measured
@@ -151,16 +152,31 @@ def _fault(one: Attestation, directory: str) -> Reason:
     return Reason(id=one.fault, message=message, remedy=remedy, status=status, path=f"{directory}/{one.path}{SUFFIX}")
 
 
-def performance(attested: Iterable[Attestation]) -> StageResult:
-    """The gate's stage of measured figures: only attested ones count."""
-    counts = {grade: sum(one.measurements for one in attested if one.grade is grade) for grade in Grade}
-    good, told = counts[Grade.ATTESTED], counts[Grade.SELF_REPORTED]
-    none = "no measurement is attested" if told else "no cell is measured"
-    summary = f"{good} attested measurements" if good else none
-    if told:
-        summary += f"; {told} self-reported, shown and not counted"
+def performance(attested: Iterable[Attestation], holding: Collection[str]) -> StageResult:
+    """The gate's stage of measured figures: only attested ones count, and of those the ones in `holding`.
+
+    `holding`: paths of the statements that are about the sources that are there. Records of the grid are told apart:
+    whether they are about these sources takes the contract's code, which this gate does not run.
+    """
+    attested = tuple(attested)
+    cells, grid = Counter(), Counter()
+    for one in attested:
+        if one.path.startswith(f"{GRID}/"):
+            grid[one.grade] += one.measurements
+        else:
+            cells[one.grade if one.path in holding else "stale"] += one.measurements
+    good = cells[Grade.ATTESTED]
+    none = "no measurement is attested" if cells.total() + grid.total() else "no cell is measured"
+    parts = [f"{good} attested measurements" if good else none]
+    if told := cells[Grade.SELF_REPORTED]:
+        parts.append(f"{told} self-reported, shown and not counted")
+    if cells["stale"]:
+        parts.append(f"{cells['stale']} that are not about these sources")
+    if grid.total():
+        parts.append(f"records of the grid: {grid[Grade.ATTESTED]} attested, {grid[Grade.SELF_REPORTED]} self-reported, "
+                     "not held against the sources here")  # fmt: skip
     status = StageStatus.PASS if good else StageStatus.NOT_RUN
-    return StageResult(stage="performance", status=status, required=False, summary=summary)
+    return StageResult(stage="performance", status=status, required=False, summary="; ".join(parts))
 
 
 def draft_reasons(attested: Iterable[Attestation], directory: str) -> Iterator[Reason]:

@@ -109,13 +109,16 @@ def run_gate(
             found, reasons = read_statements(files, directory)
             attested = attestation.attest(files, before, found, allowed)
             old = _manifest(before, directory, model, parse_manifest)[0]
+            holding = set()
             for op, entry in manifest.ops.items():
                 against = list(_op(op, entry, found, files, directory, model, policy, contract_of))
+                if not against:
+                    holding.add(_judged(op))
                 untouched = against and _untouched(op, manifest, old, files, before)
                 reasons += map(_left_alone, against) if untouched else against
             dates, soon = lifetime.stage(manifest, old, today or datetime.date.today(), directory)
             stages += [dates, _evidence(manifest, reasons, attested)]
-            stages += [attestation.stage(attested, files, directory), attestation.performance(attested)]
+            stages += [attestation.stage(attested, files, directory), attestation.performance(attested, holding)]
             stages.append(decision.stage(model, files, before, allowed, directory))
             draft += [*soon, *attestation.draft_reasons(attested, directory), *_uncovered(manifest, files, confinement)]
     stages.append(

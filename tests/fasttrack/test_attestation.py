@@ -111,6 +111,8 @@ def test_a_signature_of_another_statement_does_not_move(forge, keys):
     assert ids(result, "attestation") == ["signature.other_bytes"]
     result = judged(forge, INSIDE | {STATEMENT: signed_and_stale, MARK: keys.sign(signed_and_stale)}, keys.allow())
     assert ids(result, "evidence") == ["evidence.stale"] and result.exit_code == 1
+    assert result.attestations[0].grade is Grade.ATTESTED and statuses(result)["performance"] == "not_run"
+    assert "no measurement is attested; 1 that are not about these sources" in render_text(result)
 
 
 @needs_ssh
@@ -142,7 +144,10 @@ def test_records_of_the_grid_are_graded_like_statements(forge, keys):
     told = judged(forge, inside, keys.allow())
     assert [one.path for one in told.draft_only] == [f"{M}/{GRID}"] and statuses(told)["performance"] == "not_run"
     vouched = judged(forge, inside | {f"{GRID}.sig": keys.sign(RECORD)}, keys.allow())
-    assert vouched.draft_only == () and statuses(vouched)["performance"] == "pass"
+    assert vouched.draft_only == () and statuses(vouched)["attestation"] == "pass"
+    # Whether a record is about these sources is not known here, so it is told and does not count.
+    assert statuses(vouched)["performance"] == "not_run"
+    assert "records of the grid: 1 attested, 0 self-reported" in render_text(vouched)
     not_run = judged(forge, inside | {GRID: b'{"outcome":{"kind":"not_run"}}\n'}, keys.allow())
     assert not_run.draft_only == ()
 
