@@ -505,3 +505,19 @@ def grid_show(
     from . import grid_commands
 
     grid_commands.show(model, hardware, cell or (), plot=plot, as_json=as_json)
+
+
+@grid.command("compare")
+def grid_compare(
+    model: ModelName,
+    hardware: GridHardware,
+    other: Annotated[str, typer.Option("--with", metavar="REV|DIR", help="an earlier revision, or a directory of records")],
+    as_json: AsJson = False,
+) -> None:
+    """Hold the grid that is kept against an earlier one, cell by cell, and list what got slower (exit 1).
+
+    Example: `fasttrack grid compare kimi_k3 --hardware h200 --with origin/main`
+    """
+    from . import grid_commands
+
+    grid_commands.compare(model, hardware, other, as_json=as_json)

@@ -30,7 +30,8 @@ CONTRACT, JUDGE = "contract", "judge"
 MAX_BYTES = 4 << 20
 
 Name = Annotated[str, Field(pattern="^[a-z][a-z0-9_]*$")]
-SourcePath = Annotated[str, Field(pattern=r"^[A-Za-z0-9_]+(/[A-Za-z0-9_]+)*\.(py|cu)$")]
+OpName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*([+:][a-z][a-z0-9_]*)*$", description="or several, joined by +")]
+SourcePath = Annotated[str, Field(pattern=r"^[A-Za-z0-9_]+(/[A-Za-z0-9_]+)*\.(py|cuh?)$")]
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 _AGAIN = "run `fasttrack propose` or `fasttrack evaluate` again; evidence is written by the tool, never by hand"
 _INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*"([^"\n]+)"', re.MULTILINE)
@@ -80,7 +81,7 @@ class Predicate(Frozen):
 
     stage: Stage
     model: Name
-    op: Name | None = Field(description="None for results about the whole model")
+    op: OpName | None = Field(description="None for results about the whole model")
     kernels: tuple[SourcePath, ...] = Field(
         min_length=1, description="entry files; subjects are these and their imports"
     )

@@ -57,6 +57,20 @@ class Cell:
         return NotRun(reason=self.reason)
 
 
+def records_of(files: Mapping[str, bytes], where: str) -> dict[str, Record]:
+    """Cell -> record, of the JSON files of a grid's directory (name -> contents). Raises UserError for any other file."""
+    found = {}
+    for name, text in sorted(files.items()):
+        try:
+            record = Record.model_validate_json(text)
+        except ValidationError as error:
+            raise UserError(
+                f"cannot read {where}/{name}: {str(error).splitlines()[0]}", "name a directory that `grid run` wrote"
+            ) from error
+        found[record.spec.key] = record
+    return found
+
+
 class Grid:
     """The grid of `directory` on one kind of hardware."""
 
@@ -123,6 +137,11 @@ class Grid:
             contract=sha256(canonical_json({op: self._contract.digest(op) for op in ops}).encode()),
             harness=self._harness,
         )
+
+    def kept(self) -> dict[str, Record]:
+        """Cell -> record of all that is kept, stale or not."""
+        folder = self._directory.path / DIRECTORY / self.hardware
+        return records_of({path.name: path.read_bytes() for path in folder.glob("*.json")}, str(folder))
 
     def keep(self, record: Record) -> Path:
         """Writes a record into the model directory, in full or not at all."""

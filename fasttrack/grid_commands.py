@@ -8,9 +8,11 @@ from typing import NoReturn
 
 import typer
 
+from fasttrack_validation.claims import grids
 from fasttrack_validation.performance.records import Failed, Measured, NotRun, Record
 
 from . import grid, grid_text, model_dir, services
+from .git import Repository
 from .grid import Cell, Grid, Standing
 from .voice import Voice
 
@@ -68,6 +70,29 @@ def show(model: str, hardware: str, patterns: Sequence[str], *, plot: Path | Non
     print("\n".join(grid_text.shown(cells)))
     if plot is not None:
         print(f"drawn: {plot}")
+
+
+def compare(model: str, hardware: str, other: str, *, as_json: bool) -> NoReturn:
+    """What is kept against a directory or a revision. Exit: 1 where a cell got slower, 4 where none can be compared."""
+    one = _grid(model, hardware)
+    found = grids.compare(_earlier(one, other), one.kept())
+    slower = [cell.cell for cell in found if cell.change is grids.Change.SLOWER]
+    if as_json:
+        cells = [cell.model_dump(mode="json") for cell in found]
+        print(json.dumps({"model": model, "hardware": hardware, "slower": slower, "cells": cells}))
+    else:
+        print("\n".join(grid_text.compared(found)))
+    comparable = any(cell.change is not grids.Change.APART for cell in found)
+    raise typer.Exit(1 if slower else 0 if comparable else 4)
+
+
+def _earlier(one: Grid, other: str) -> dict[str, Record]:
+    path = Path(other)
+    if path.is_dir():
+        return grid.records_of({file.name: file.read_bytes() for file in path.glob("*.json")}, other)
+    repository = Repository.open(one.directory_path)
+    folder = f"models/{one.directory_path.name}/{grid.DIRECTORY}/{one.hardware}"
+    return grid.records_of(repository.files(repository.resolve(other), folder), f"{other}:{folder}")
 
 
 def _grid(model: str, hardware: str) -> Grid:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from fasttrack_validation.claims import grids
 from fasttrack_validation.performance.records import Failed, Measured, NotRun
 
 from . import grid
@@ -63,6 +64,26 @@ def shown(cells: Sequence[Cell]) -> Iterator[str]:
         yield f"SM clock {min(lowest)} MHz at the lowest; throttling: {', '.join(reasons) or 'none seen'}"
     else:
         yield f"clocks: {clocks[0].unavailable}"
+
+
+def compared(cells: Sequence[grids.Compared]) -> Iterator[str]:
+    """A line for each cell that can be compared, the others by their reasons, and what got slower."""
+    apart: dict[str, list[str]] = {}
+    told = [cell for cell in cells if cell.change is not grids.Change.APART]
+    if told:
+        yield f"{'cell':<26} {'before/after':>12}  {'interval':<13} {'stock':>6}  change"
+    for cell in cells:
+        if cell.change is grids.Change.APART:
+            apart.setdefault(cell.reason, []).append(cell.cell)
+            continue
+        ratio, stock = cell.ratio, cell.stock
+        spread = f"{ratio.low:.3f}-{ratio.high:.3f}"
+        yield f"{cell.cell:<26} {ratio.value:>12.3f}  {spread:<13} {stock.value:>6.3f}  {cell.change}"
+    for reason, keys in apart.items():
+        yield f"not compared: {reason}"
+        yield f"    {len(keys)}: {', '.join(keys)}"
+    slower = [cell.cell for cell in told if cell.change is grids.Change.SLOWER]
+    yield f"slower: {', '.join(slower) or 'no cell'} of {len(told)} compared"
 
 
 def _table(outcomes: Iterable[tuple[Cell, Measured | Failed | NotRun]]) -> Iterator[str]:

@@ -11,7 +11,7 @@ from fasttrack_validation.judge.verdict import Outcome, Status, TensorError, Ver
 from fasttrack_validation.records import Frozen, canonical_json, sha256
 
 from ..confinement.check import ChangedFile
-from ..evidence import Name, PerformanceCell, Stage, Statement
+from ..evidence import Name, OpName, PerformanceCell, Stage, Statement
 
 _FIGURE = re.compile(
     r"(?<![A-Za-z0-9_])\d+([.,]\d+)*\s*(x\b|×|%|percent\b|-?fold\b|times\b|[µu]s\b|ms\b|ns\b|seconds?\b|tok|[KMGT]i?B\b|[GTP]FLOP)",
@@ -148,7 +148,7 @@ class ReportData(Frozen):
     directory: str = Field(pattern="^[A-Za-z0-9_]+(/[A-Za-z0-9_]+)+$")
     problem: Prose
     ops: tuple[OpReport, ...]
-    manifest_ops: tuple[Name, ...]
+    manifest_ops: tuple[OpName, ...]
     envelope: dict[str, str] = Field(description="what the path is validated for; outside it the stock path runs")
     switch_off: str = Field(description="how an operator turns the path off")
     files: tuple[ChangedFile, ...]

@@ -81,10 +81,10 @@ FAULTS = {
         "poison.left", ("the last row", "never written"),
     ),
     "depends on its neighbour": (
-        [("qk = tl.sum(q * k)\n    core =",
+        [("qk = _dot(q, k)\n    core =",
           "other = tl.load(projected + ((row + 1) % tl.num_programs(0)) * projected_stride * 8).to(tl.float32)\n"
           "    beta *= tl.where(tl.num_programs(0) > 1, 1.0 + other * 1e-6, 1.0)\n"
-          "    qk = tl.sum(q * k)\n    core =")],
+          "    qk = _dot(q, k)\n    core =")],
         "neighbour.dependence", ("changed other rows",),
     ),
 }  # fmt: skip

@@ -225,8 +225,14 @@ FAULTS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_kernel_that_skips_what_is_inside_is_rejected(judge, name):
+    """Which tensor, and so which cause, comes first is up to the draw: one of three draws must show this one."""
     op, text, edit, cause = FAULTS[name]
-    found = judge.screen(candidate(replaced(text, *edit), op))
-    assert found.status is Status.REJECTED, found.message
-    assert found.reason.startswith("numerics."), (found.reason, found.message)
-    assert f"explained by: {cause}" in found.message
+    messages = []
+    for _ in range(3):
+        found = judge.screen(candidate(replaced(text, *edit), op))
+        assert found.status is Status.REJECTED, found.message
+        assert found.reason.startswith("numerics."), (found.reason, found.message)
+        messages.append(found.message)
+        if f"explained by: {cause}" in found.message:
+            return
+    raise AssertionError(messages)

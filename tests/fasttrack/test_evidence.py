@@ -83,6 +83,15 @@ def test_closure_follows_imports_packages_and_includes():
     assert set(evidence.kernel_closure(["cuda/k.cu"], FILES)) == {"cuda/k.cu", "cuda/k.cuh"}
 
 
+def test_fused_ops_and_headers_can_be_stated():
+    made = evidence.state(
+        evidence.Stage.JUDGE, verdict(op="routing+experts"), ["cuda/k.cu", "cuda/k.cuh"], FILES, toolchain={}, hardware={},
+        software={}, configuration={}, performance=(),
+    )  # fmt: skip
+    again = evidence.parse(made.canonical_json().encode(), "statement.json")
+    assert again == made and again.predicate.op == "routing+experts"
+
+
 @pytest.mark.parametrize(
     ("source", "says"),
     [

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import subprocess
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -79,7 +80,7 @@ def shown(capsys, *arguments):
     return json.loads(capsys.readouterr().out)
 
 
-@pytest.mark.parametrize("command", ["plan", "run", "show"])
+@pytest.mark.parametrize("command", ["plan", "run", "show", "compare"])
 def test_every_command_has_help_with_an_example(command, capsys):
     assert cli.run(["grid", command, "--help"]) == 0
     assert f"Example: `fasttrack grid {command}" in " ".join(capsys.readouterr().out.split())
@@ -183,6 +184,32 @@ def test_a_record_that_cannot_be_read_is_named(checkout, card, capsys):
     path.write_text("{")
     assert cli.run(["grid", "show", "kimi_k3", *CELLS]) == 2
     assert str(path) in capsys.readouterr().err
+
+
+def test_a_grid_is_held_against_an_earlier_one(checkout, card, capsys, tmp_path):
+    """One cell slower, one faster, one gone: by directory, and the earlier one by revision as well."""
+    assert cli.run(["grid", "run", "kimi_k3", *CELLS]) == 0
+    kept = checkout / "models/kimi_k3/evidence/grid/h200"
+    shutil.copytree(kept, tmp_path / "before")
+    shutil.rmtree(checkout / ".git")
+    for command in (["init", "-q"], ["add", "-A"], ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "c"]):
+        subprocess.run(["git", *command], cwd=checkout, check=True)
+    card.outcomes = {"tp8-kda_moe-r2": measured(fast=55.0), "tp8-kda_moe-r4": measured(fast=45.0)}
+    assert cli.run(["grid", "run", "kimi_k3", *CELLS, "--fresh"]) == 0
+    (kept / "tp8-kda_moe-r8.json").unlink()
+    capsys.readouterr()
+    for earlier in (str(tmp_path / "before"), "HEAD"):
+        assert cli.run(["grid", "compare", "kimi_k3", "--hardware", "h200", "--with", earlier, "--json"]) == 1
+        found = json.loads(capsys.readouterr().out)
+        assert found["slower"] == ["tp8-kda_moe-r2"]
+        assert {c["cell"][-2:]: c["change"] for c in found["cells"]} == {
+            "r1": "same", "r2": "slower", "r4": "faster", "r8": "apart"}  # fmt: skip
+    assert cli.run(["grid", "compare", "kimi_k3", "--hardware", "h200", "--with", str(kept)]) == 0
+    assert "slower: no cell of 3 compared" in capsys.readouterr().out
+    (tmp_path / "empty").mkdir()
+    assert cli.run(["grid", "compare", "kimi_k3", "--hardware", "h200", "--with", str(tmp_path / "empty")]) == 4
+    assert cli.run(["grid", "compare", "kimi_k3", "--hardware", "h200", "--with", "nothing-of-that-name"]) == 2
+    assert "nothing-of-that-name" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

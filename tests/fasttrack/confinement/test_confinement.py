@@ -117,6 +117,7 @@ TOOLS = (
 ).split()
 CASES += [
     ("table elsewhere", "tool_configuration", {f"{M}/tables/k.toml": b"x = 1\n"}, {f"{M}/dispatch/k.toml": b"x = 1\n"}),
+    ("table of no op", "tool_configuration", {f"{M}/dispatch/+k.toml": b"x = 1\n"}, {f"{M}/dispatch/k+l.toml": b"x = 1\n"}),
     ("other kernel table", "tool_configuration", {f"{M}/kernels/k.toml": b"x = 1\n"}, {
         f"{M}/kernels/k.space.toml": b"x = 1\n"}),
     ("tool configuration", "tool_configuration", {f"{M}/conftest.py": b"x = 1\n"}, {f"{M}/contest.py": b"x = 1\n"})

@@ -225,7 +225,7 @@ def test_its_text_agrees_with_the_oracle_on_a_cpu(op, exam, tmp_path):
         # Rows of a product that two blocks share are read from the first of them alone. (The second mix hides it.)
         (
             ("kernels/cuda/split_product.cuh", "return owner(first) != owner(first + kChunks - 1);", "return false;"),
-            {"recurrent_state", "conv_state", "partial", "o_proj_residual_stream"},
+            {"conv_state", "partial", "o_proj_residual_stream"},
             set(),
         ),
         # The front's shared rows are finished without what the next block has of them.

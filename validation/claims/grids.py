@@ -1,0 +1,99 @@
+"""Two measurements of the grid, cell by cell: what got faster, what got slower, and what cannot be held against each other.
+
+Pure. Both sets come from records, and a cell is compared only where what measured it was the same in both: card, versions,
+switches, harness, scope. The stock path is the control: it was timed beside both, and where it moved, the card did.
+"""
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+import numpy as np
+from pydantic import Field
+
+from ..performance.records import Measured, Record
+from ..records import Frozen
+from ..timing.comparison import SMALLEST_EFFECT
+
+DRIFT = 0.02
+"""The share by which the stock path's time may differ: what two runs on one card differ by, and a little more"""
+_DRAWS = 4000
+
+
+class Change(StrEnum):
+    """What became of a cell."""
+
+    FASTER = "faster"
+    SLOWER = "slower"
+    SAME = "same"
+    """Less than the smallest effect, or within the interval"""
+    APART = "apart"
+    """Not comparable"""
+
+
+class Ratio(Frozen):
+    """Before over after of two independent medians, above one where it got faster, with a 95 % bootstrap interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+class Compared(Frozen):
+    """One cell."""
+
+    cell: str
+    change: Change
+    ratio: Ratio | None = Field(None, description="of the specialised path")
+    stock: Ratio | None = Field(None, description="of the stock path, which is the same in both")
+    reason: str = Field("", description="why it cannot be compared")
+
+
+def compare(before: Mapping[str, Record], after: Mapping[str, Record]) -> tuple[Compared, ...]:
+    """Every cell that either set has (key -> record), in order."""
+    return tuple(_cell(key, before.get(key), after.get(key)) for key in dict.fromkeys((*before, *after)))
+
+
+def ratio_of_medians(before: tuple[float, ...], after: tuple[float, ...], seed: int = 0) -> Ratio:
+    """Median of `before` over median of `after` with its percentile bootstrap interval (both resampled by themselves)."""
+    one, other = np.asarray(before, float), np.asarray(after, float)
+    source = np.random.default_rng(seed)
+    draws = [
+        np.median(values[source.integers(0, len(values), (_DRAWS, len(values)))], axis=1) for values in (one, other)
+    ]
+    low, high = np.quantile(draws[0] / draws[1], (0.025, 0.975))
+    return Ratio(value=float(np.median(one) / np.median(other)), low=float(low), high=float(high))
+
+
+def _cell(key: str, before: Record | None, after: Record | None) -> Compared:
+    for record, name in ((before, "the first"), (after, "the second")):
+        if record is None or not isinstance(record.outcome, Measured):
+            return Compared(cell=key, change=Change.APART, reason=f"{name} set has no measurement of it")
+    if reason := _other_means(before, after):
+        return Compared(cell=key, change=Change.APART, reason=reason)
+    was, now = before.outcome, after.outcome
+    stock = ratio_of_medians(was.stock.samples, now.stock.samples)
+    ratio = ratio_of_medians(was.specialised.samples, now.specialised.samples)
+    if abs(stock.value - 1) > DRIFT:
+        reason = f"the stock path's time moved by {abs(1 / stock.value - 1):.1%}, so the card did"
+        return Compared(cell=key, change=Change.APART, ratio=ratio, stock=stock, reason=reason)
+    change = Change.SAME
+    if ratio.low > 1 and ratio.value > 1 + SMALLEST_EFFECT:
+        change = Change.FASTER
+    elif ratio.high < 1 and ratio.value < 1 / (1 + SMALLEST_EFFECT):
+        change = Change.SLOWER
+    return Compared(cell=key, change=change, ratio=ratio, stock=stock)
+
+
+def _other_means(before: Record, after: Record) -> str:
+    """What keeps figures apart that are about one cell."""
+    if before.hardware != after.hardware:
+        return f"on {before.hardware} and on {after.hardware}"
+    for name in sorted({*before.machine, *after.machine}):
+        one, other = before.machine.get(name, "unknown"), after.machine.get(name, "unknown")
+        if one != other:
+            return f"{name} {one} and {other}"
+    if before.subject.harness != after.subject.harness:
+        return "measured by other means: the harness or the stock path changed"
+    if before.scope != after.scope:
+        return f"{before.scope!r} and {after.scope!r}"
+    return ""
