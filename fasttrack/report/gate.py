@@ -3,7 +3,7 @@
 from fasttrack_validation.records import canonical_json
 
 from ..gate import GateResult
-from ..stages import Reason, StageStatus
+from ..stages import Reason, StageResult, StageStatus
 
 VERDICTS = {0: "pass", 1: "fail", 3: "a required stage did not run", 4: "nothing to check"}
 """Exit code -> in words"""
@@ -40,23 +40,25 @@ def render_json(result: GateResult) -> str:
 
 
 def render_annotations(result: GateResult) -> str:
-    """GitHub workflow commands: errors for what decides, warnings for what keeps the change a draft.
+    """GitHub workflow commands: errors for what decides, warnings for what keeps it a draft, notices for the rest.
 
-    Errors come first: a step shows ten annotations of a kind.
+    In this order: a step shows ten annotations of a kind.
     """
-    rows = [
-        ("error" if stage.required and reason.status is StageStatus.FAIL else "warning", reason)
-        for stage in result.stages
-        for reason in stage.reasons
-    ]
+    rows = [(_level(reason, stage), reason) for stage in result.stages for reason in stage.reasons]
     rows += [("warning", reason) for reason in result.draft_only]
-    rows.sort(key=lambda row: row[0])
+    rows.sort(key=lambda row: ("error", "warning", "notice").index(row[0]))
     lines = []
     for level, reason in rows:
         place = {"file": reason.path, "line": reason.line, "title": reason.id}
         properties = ",".join(f"{key}={_escape(str(value), ':,')}" for key, value in place.items() if value)
         lines.append(f"::{level} {properties}::{_escape(f'{printable(reason.message)}. {reason.remedy}')}")
     return "".join(f"{line}\n" for line in lines)
+
+
+def _level(reason: Reason, stage: StageResult) -> str:
+    if reason.status is StageStatus.PASS:
+        return "notice"
+    return "error" if stage.required and reason.status is StageStatus.FAIL else "warning"
 
 
 def _escape(text: str, more: str = "") -> str:

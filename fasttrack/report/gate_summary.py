@@ -18,7 +18,8 @@ def render_summary(result: GateResult) -> str:
     ]  # fmt: skip
     for stage in result.stages:
         note = "" if stage.required else " (not required)"
-        lines.append(f"| {stage.stage} | {_SIGNS[stage.status]} | {_text(stage.summary)}{note} |")
+        summary = _code(stage.summary).replace("|", "\\|")
+        lines.append(f"| {stage.stage} | {_SIGNS[stage.status]} | {summary}{note} |")
     lines += _list("Reasons", [reason for stage in result.stages for reason in stage.reasons])
     lines += _list("Why it stays a draft", list(result.draft_only))
     return "\n".join(lines) + "\n\n"
@@ -30,13 +31,14 @@ def _list(title: str, reasons: list[Reason]) -> list[str]:
     lines = ["", f"### {title}", ""]
     for reason in reasons[:MAX_REASONS]:
         place = ":".join(str(part) for part in (reason.path, reason.line) if part)
-        where = f"<code>{_text(place)}</code>: " if place else ""
-        lines.append(f"- {where}{_text(reason.message)} (<code>{_text(reason.id)}</code>). {_text(reason.remedy)}")
+        where = f"{_code(place)}: " if place else ""
+        lines += [f"- **{reason.id}** {where}{_code(reason.message)}", f"  - {_code(reason.remedy)}"]
     if len(reasons) > MAX_REASONS:
         lines.append(f"- and {len(reasons) - MAX_REASONS} more: `fasttrack gate --format json` prints all")
     return lines
 
 
-def _text(text: str) -> str:
-    """Text as one line of plain characters: no markup, link, mention or cell border of the head's becomes one here."""
-    return "".join(c if c.isalnum() or c in " .,;/" else f"&#{ord(c)};" for c in printable(text)[:2000])
+def _code(text: str) -> str:
+    """Text as a code span on one line: in there no markup, link, mention or entity of the head's is read as one."""
+    plain = printable(text)[:2000].replace("`", "'")
+    return f"`{plain or '-'}`"

@@ -13,7 +13,7 @@ from fasttrack.report.gate import render_annotations
 from fasttrack.report.gate_sarif import render_sarif
 from fasttrack.report.gate_summary import MAX_REASONS, render_summary
 from fasttrack_validation.errors import UserError
-from gated_change import INSIDE, KERNEL, M, STATEMENT, gate, statement, tree
+from gated_change import INSIDE, KERNEL, M, MANIFEST, STATEMENT, gate, parse_manifest, run_gate, statement, tree
 
 GOOD = INSIDE | {STATEMENT: statement(INSIDE)}
 BAD = GOOD | {KERNEL: b"import torch\nimport os\n"}
@@ -48,17 +48,18 @@ def test_sarif_levels(forge):
 def test_summary(forge):
     text = render_summary(gate(forge, BAD))
     assert text.startswith("## Gate: fail\n") and "| confinement | ❌ fail |" in text
-    assert "<code>models/alpha/kernels/k.py&#58;2</code>" in text and "<code>content.import</code>" in text
+    assert "- **content.import** `models/alpha/kernels/k.py:2`: `" in text
 
 
 def test_nothing_that_the_head_wrote_acts_in_the_summary_or_the_log(forge):
     verdict = statement(INSIDE, status="rejected", reason="C1", message=EVIL)
     result = gate(forge, INSIDE | {STATEMENT: verdict})
     text = render_summary(result)
-    assert text.count("## Gate") == 1 and "evil" in text
-    quoting = next(line for line in text.splitlines() if "evil" in line)
-    own = quoting.replace("<code>", "").replace("</code>", "")
-    assert not re.search(r"[<>@`\[\]|]", own.removeprefix("- "))
+    assert sum(line.startswith("#") and "Gate" in line for line in text.splitlines()) == 1 and "evil" in text
+    for line in text.splitlines():
+        # Only backticks can end a code span, and the head's are none.
+        outside = re.sub(r"`[^`]*`", "", line)
+        assert "evil" not in outside and "@" not in outside and "<" not in outside and "`" not in outside
     assert sum("::" in line for line in render_annotations(result).splitlines() if not line.startswith("::")) == 0
 
 
@@ -71,6 +72,16 @@ def test_a_summary_stays_below_its_limit(forge):
 def test_errors_come_before_warnings(forge):
     kinds = [line.split(" ")[0] for line in render_annotations(gate(forge, BAD | {"s.py": b"A = 1\n"})).splitlines()]
     assert kinds == sorted(kinds) and {"::error", "::warning"} == set(kinds)
+
+
+def test_what_the_change_left_alone_is_a_notice_after_all_else(forge):
+    other = {"fasttrack.toml": MANIFEST + b'[ops.other]\nkernels = ["kernels/other.py"]\n', "kernels/other.py": b""}
+    base = forge.commit(tree({"README.md": b"# alpha\n"} | INSIDE | other))
+    inside = INSIDE | other | {"README.md": b"# alpha\n", "schedule.py": b"A = 1\n", STATEMENT: statement(INSIDE)}
+    result = run_gate(forge.path, base, forge.commit(tree(inside), base), "alpha", parse_manifest=parse_manifest)
+    lines = render_annotations(result).splitlines()
+    assert [line.split(" ")[0] for line in lines] == ["::warning", "::notice"]
+    assert "title=evidence.untouched" in lines[1]
 
 
 def real(tmp_path, forge, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
