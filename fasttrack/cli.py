@@ -13,7 +13,7 @@ import typer
 
 from fasttrack_validation.errors import UserError
 
-from . import claims_cli, exam_cli
+from . import claims_cli, decide_cli, evidence_cli, exam_cli, gate_cli
 
 app = typer.Typer(
     name="fasttrack",
@@ -321,21 +321,8 @@ def evaluate(
     )
 
 
-@app.command()
-def gate(
-    model: Annotated[str, typer.Option(help="the model that the change is for")],
-    base: Annotated[str, typer.Option(help="revision that the rules and the comparison come from")],
-    head: Annotated[str, typer.Option(help="revision to judge; read as git objects, never checked out")] = "HEAD",
-    repo: Annotated[Path, typer.Option(help="the repository")] = Path("."),
-    as_json: AsJson = False,
-) -> None:
-    """Decide whether a change may stay on the fast track: confined, fresh evidence, derived claims.
-
-    Example: `fasttrack gate --base origin/main --head HEAD --model kimi_k3`
-    """
-    from . import commands
-
-    commands.gate(repo, base, head, model, as_json=as_json)
+app.command()(gate_cli.gate)
+app.command()(decide_cli.decide)
 
 
 @app.command()
@@ -389,6 +376,7 @@ trace = typer.Typer(
 app.add_typer(trace)
 app.add_typer(claims_cli.app)
 app.add_typer(exam_cli.app)
+app.add_typer(evidence_cli.app)
 
 
 @trace.command("export")

@@ -149,16 +149,6 @@ def _rule(verdict: Verdict, as_json: bool, *, cached: bool = False) -> NoReturn:
     raise typer.Exit(STATUS_CODE[verdict.status])
 
 
-def gate(repo: Path, base: str, head: str, model: str, *, as_json: bool) -> NoReturn:
-    """Decides on a change."""
-    from .gate import run_gate
-    from .report.gate import render_json, render_text
-
-    result = run_gate(repo, base, head, model)
-    print(render_json(result) if as_json else render_text(result), end="")
-    raise typer.Exit(result.exit_code)
-
-
 def report(model: str, *, as_json: bool) -> None:
     """Prints the design report of the tree."""
     directory = model_dir.load(model)

@@ -1,65 +1,37 @@
-"""The gate on a change: confinement, manifest, evidence, performance claims. It reads git objects and runs nothing.
+"""The gate on a change: confinement, manifest, dates, evidence, who attests to it, measured figures.
+
+It reads git objects and runs nothing of the head.
 
 Policy (contracts, judge) comes from the base's tree where it holds them, else from the installed package: never from
 the head. Every stage says pass, fail or not run, with reasons; not run is never a pass.
 """
 
+import datetime
 from collections.abc import Callable, Iterator, Mapping
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field
 
-from fasttrack_validation.claims.cells import Measured
 from fasttrack_validation.contracts import contract_digest
 from fasttrack_validation.digests import judge_digest, package_files
 from fasttrack_validation.errors import UserError
 from fasttrack_validation.judge.verdict import Outcome, Status, rule
 from fasttrack_validation.records import Frozen, sha256
 
-from . import evidence
+from . import attestation, decision, evidence, lifetime
 from .confinement.check import Confinement, Finding, examine, model_directory
 from .confinement.contents import Limits
 from .confinement.names import MANIFEST
 from .git import Repository
+from .signatures import SUFFIX
+from .stages import Reason, StageResult, StageStatus
 
 Files = Mapping[str, bytes]
 ContractDigest = Callable[[str, str, Files], str]
 
 _PROPOSE = "run `fasttrack propose` for the op on this branch, and commit the evidence it writes"
 _SOURCES = (".py", ".cu", ".cuh", ".h", ".hpp")
-
-
-class StageStatus(StrEnum):
-    """What came of a stage."""
-
-    PASS = "pass"
-    FAIL = "fail"
-    NOT_RUN = "not_run"
-    EMPTY = "empty"
-
-
-class Reason(Frozen):
-    """One reason for a status, with a stable id and what to do about it."""
-
-    id: str
-    message: str
-    remedy: str
-    status: StageStatus = StageStatus.FAIL
-    path: str | None = None
-    line: int | None = None
-    op: str | None = None
-
-
-class StageResult(Frozen):
-    """One stage of the gate. A stage that is not required never decides; it says what was left out."""
-
-    stage: str
-    status: StageStatus
-    summary: str
-    required: bool = True
-    reasons: tuple[Reason, ...] = ()
 
 
 class GateResult(Frozen):
@@ -72,6 +44,7 @@ class GateResult(Frozen):
     policy: str = Field(description="where contracts and judge were read from")
     stages: tuple[StageResult, ...]
     draft_only: tuple[Reason, ...] = Field(description="why the change cannot leave draft although nothing failed")
+    attestations: tuple[attestation.Attestation, ...] = Field(default=(), description="grade of each file of evidence")
     confinement: Confinement
 
     @property
@@ -101,10 +74,12 @@ def run_gate(
     limits: Limits | None = None,
     contract_of: ContractDigest = contract_digest,
     parse_manifest: Callable[[str, str], Any] | None = None,
+    today: datetime.date | None = None,
 ) -> GateResult:
     """Decides about merging `head` into `base`, for one model, from any directory and without a checkout.
 
-    `contract_of` is the digest of an op's contract, given the files of `validation/`. UserError for wrong usage (unknown revision, no repository).
+    `contract_of` is the digest of an op's contract, given the files of `validation/`; `today` is what dates are held
+    against. UserError for wrong usage (unknown revision, no repository).
     """
     if parse_manifest is None:
         from .model_dir import parse_manifest
@@ -116,6 +91,8 @@ def run_gate(
         source, policy = policy_files(objects, base)
         files = objects.files(confinement.outcome, directory) if confinement.outcome else {}
         before = objects.files(base, directory)
+        allowed = attestation.allowed_signers(objects, base)
+    attested: tuple[attestation.Attestation, ...] = ()
     stages = [_confinement(confinement)]
     draft = [_finding(finding, StageStatus.PASS) for finding in confinement.notices]
     if confinement.outcome is None:
@@ -130,13 +107,20 @@ def run_gate(
             stages.append(StageResult(stage="evidence", status=StageStatus.NOT_RUN, summary="needs a valid manifest"))
         else:
             found, reasons = read_statements(files, directory)
+            attested = attestation.attest(files, before, found, allowed)
             old = _manifest(before, directory, model, parse_manifest)[0]
+            holding = set()
             for op, entry in manifest.ops.items():
                 against = list(_op(op, entry, found, files, directory, model, policy, contract_of))
+                if not against:
+                    holding.add(_judged(op))
                 untouched = against and _untouched(op, manifest, old, files, before)
                 reasons += map(_left_alone, against) if untouched else against
-            stages += [_evidence(manifest, reasons), _performance(found)]
-            draft += _self_reported(found) + list(_uncovered(manifest, files, confinement))
+            dates, soon = lifetime.stage(manifest, old, today or datetime.date.today(), directory)
+            stages += [dates, _evidence(manifest, reasons, attested)]
+            stages += [attestation.stage(attested, files, directory), attestation.performance(attested, holding)]
+            stages.append(decision.stage(model, files, before, allowed, directory))
+            draft += [*soon, *attestation.draft_reasons(attested, directory), *_uncovered(manifest, files, confinement)]
     stages.append(
         StageResult(
             stage="rejudge",
@@ -152,6 +136,7 @@ def run_gate(
         policy=source,
         stages=tuple(stages),
         draft_only=tuple(draft),
+        attestations=attested,
         confinement=confinement,
     )
 
@@ -211,7 +196,7 @@ def read_statements(files: Files, directory: str) -> tuple[dict[str, evidence.St
     """The statements of a model directory by path (relative to it), and what is wrong with the others."""
     found, reasons = {}, []
     for path in sorted(files):
-        if not path.startswith(f"{evidence.STATEMENTS}/"):
+        if not path.startswith(f"{evidence.STATEMENTS}/") or path.endswith(SUFFIX):
             continue
         where = f"{directory}/{path}"
         try:
@@ -238,7 +223,7 @@ def _op(
     contract_of: ContractDigest,
 ) -> Iterator[Reason]:
     """Reasons against one op: its judge's statement must be there, fresh, about these kernels, and accepted."""
-    path = f"{evidence.STATEMENTS}/{op}.{evidence.Stage.JUDGE}.json"
+    path = _judged(op)
 
     def reason(id: str, message: str, remedy: str = _PROPOSE, status: StageStatus = StageStatus.FAIL) -> Reason:
         return Reason(
@@ -269,6 +254,11 @@ def _op(
         if raw.path not in files or sha256(files[raw.path]) != raw.sha256:
             yield reason("evidence.raw", f"{raw.path} is not the file the statement was made from")
     yield from _ruling(verdict, reason)
+
+
+def _judged(op: str) -> str:
+    """Where the judge's statement about an op lies, relative to the model directory."""
+    return f"{evidence.STATEMENTS}/{op}.{evidence.Stage.JUDGE}.json"
 
 
 def _ruling(verdict: Any, reason: Callable[..., Reason]) -> Iterator[Reason]:
@@ -304,53 +294,20 @@ def _left_alone(reason: Reason) -> Reason:
     return reason.model_copy(update={"id": "evidence.untouched", "message": message, "status": StageStatus.PASS})
 
 
-def _evidence(manifest: Any, reasons: list[Reason]) -> StageResult:
+def _evidence(manifest: Any, reasons: list[Reason], attested: tuple[attestation.Attestation, ...]) -> StageResult:
     statuses = {reason.status for reason in reasons}
     if not manifest.ops:
         return StageResult(stage="evidence", status=StageStatus.NOT_RUN, summary="the manifest names no op")
     status = next((s for s in (StageStatus.FAIL, StageStatus.NOT_RUN) if s in statuses), StageStatus.PASS)
     bad = {reason.op for reason in reasons if reason.op}
     left = {reason.op for reason in reasons if reason.id == "evidence.untouched"}
-    summary = f"{len(manifest.ops) - len(bad)} of {len(manifest.ops)} ops have fresh, accepted evidence (self-reported)"
+    grades = {one.path: one.grade for one in attested}
+    good = [grades.get(_judged(op)) for op in manifest.ops if op not in bad]
+    told = ", ".join(f"{good.count(grade)} {grade}" for grade in reversed(attestation.Grade))
+    summary = f"{len(good)} of {len(manifest.ops)} ops have fresh, accepted evidence ({told})"
     if left:
         summary += f"; {len(left)} that the change does not touch have none, as before"
     return StageResult(stage="evidence", status=status, summary=summary, reasons=tuple(reasons))
-
-
-def _measured(found: Mapping[str, evidence.Statement]) -> dict[str, int]:
-    """Statement path -> how many of its cells hold a measurement."""
-    counts = {}
-    for path, statement in found.items():
-        predicate = statement.predicate
-        cells = [cell for pair in predicate.performance for cell in (pair.candidate, pair.stock)]
-        cells += [timed.cell for timed in predicate.verdict.cells]
-        counts[path] = sum(isinstance(cell, Measured) for cell in cells)
-    return counts
-
-
-def _performance(found: Mapping[str, evidence.Statement]) -> StageResult:
-    count = sum(_measured(found).values())
-    if not count:
-        return StageResult(
-            stage="performance", status=StageStatus.NOT_RUN, required=False, summary="no cell is measured"
-        )
-    return StageResult(
-        stage="performance", status=StageStatus.PASS, required=False, summary=f"{count} measurements, all self-reported"
-    )
-
-
-def _self_reported(found: Mapping[str, evidence.Statement]) -> list[Reason]:
-    return [
-        Reason(
-            id="performance.self_reported",
-            message=f"{path}: {count} measurements that nobody attests to",
-            remedy="have a trusted machine repeat and sign them",
-            status=StageStatus.PASS,
-            path=path,
-        )
-        for path, count in _measured(found).items()
-        if count
-    ]
 
 
 def _uncovered(manifest: Any, files: Files, confinement: Confinement) -> Iterator[Reason]:

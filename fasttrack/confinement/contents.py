@@ -17,8 +17,8 @@ MAX_PROBLEMS = 50
 _SOURCE = (".py", ".cu", ".cuh", ".h", ".hpp")
 _ANYWHERE = (*_SOURCE, ".md", ".json", ".txt")
 _BY_DIRECTORY = {
-    "evidence": (".json", ".jsonl", ".json.gz", ".jsonl.gz", ".csv", ".csv.gz", ".md", ".txt"),
-    "report": (".md", ".html", ".json"),
+    "evidence": (".json", ".json.sig", ".jsonl", ".json.gz", ".jsonl.gz", ".csv", ".csv.gz", ".md", ".txt"),
+    "report": (".md", ".html", ".json", ".json.sig"),
 }
 _MARKER = re.compile(
     r"@generated\b|code generated .{0,80}do not edit|\b(ruff|flake8)\s*:\s*noqa\b|pylint\s*:\s*skip-file"

@@ -28,8 +28,8 @@ _TOOL_PATTERN = re.compile(
     r"|makefile\..*|(requirements|constraints).*\.(txt|in)|docker-compose.*|compose\.json"
 )
 MANIFEST = "fasttrack.toml"
-# Read by fasttrack alone: dispatch tables and design spaces.
-OWN_TABLES = re.compile(r"dispatch/[A-Za-z0-9_]+\.toml|kernels/([A-Za-z0-9_]+/)*[A-Za-z0-9_]+\.space\.toml")
+# Read by fasttrack alone: dispatch tables, of fused ops (a+b) too, and design spaces.
+OWN_TABLES = re.compile(r"dispatch/[A-Za-z0-9_]+(\+[A-Za-z0-9_]+)*\.toml|kernels/([A-Za-z0-9_]+/)*[A-Za-z0-9_]+\.space\.toml")
 
 
 def invisible(character: str) -> str | None:

@@ -57,7 +57,7 @@ _TABLE = (
     Rule("confinement.compressed", "compressed evidence that does not unpack to text within the limits",
          "write it again as gzip of UTF-8 text"),
     Rule("confinement.file_type", "a kind of file that does not belong in this place",
-         "sources and text: .py .cu .cuh .h .md .json; evidence: also .jsonl .gz .csv; report: also .html"),
+         "sources and text: .py .cu .cuh .h .md .json; evidence: also .jsonl .gz .csv .json.sig; report: also .html .json.sig"),
     Rule("confinement.active_content", "a page that runs code or loads from elsewhere",
          "render it again with `fasttrack report`: a report is one self-contained file without scripts"),
     Rule("confinement.generated_marker", "a marker that exempts a source from lint or review", "remove the marker"),

@@ -2,7 +2,11 @@
 
 from fasttrack_validation.records import canonical_json
 
-from ..gate import GateResult, Reason, StageStatus
+from ..gate import GateResult
+from ..stages import Reason, StageResult, StageStatus
+
+VERDICTS = {0: "pass", 1: "fail", 3: "a required stage did not run", 4: "nothing to check"}
+"""Exit code -> in words"""
 
 
 def render_text(result: GateResult) -> str:
@@ -17,16 +21,15 @@ def render_text(result: GateResult) -> str:
         lines.append("  stays a draft:")
         for reason in result.draft_only:
             lines += _lines(reason)
-    verdict = {0: "pass", 1: "fail", 3: "a required stage did not run", 4: "nothing to check"}[result.exit_code]
-    return "\n".join([*lines, f"{verdict}"]) + "\n"
+    return "\n".join([*lines, VERDICTS[result.exit_code]]) + "\n"
 
 
 def _lines(reason: Reason) -> list[str]:
     place = ":".join(str(part) for part in (reason.path, reason.line) if part)
-    return [f"    {place + ': ' if place else ''}{_printable(reason.message)} [{reason.id}]", f"      {reason.remedy}"]
+    return [f"    {place + ': ' if place else ''}{printable(reason.message)} [{reason.id}]", f"      {reason.remedy}"]
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """`text` on one line without control characters: messages may quote the head's files."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
@@ -37,19 +40,25 @@ def render_json(result: GateResult) -> str:
 
 
 def render_annotations(result: GateResult) -> str:
-    """GitHub workflow commands: errors for what decides, warnings for what keeps the change a draft."""
-    rows = [
-        ("error" if stage.required and reason.status is StageStatus.FAIL else "warning", reason)
-        for stage in result.stages
-        for reason in stage.reasons
-    ]
+    """GitHub workflow commands: errors for what decides, warnings for what keeps it a draft, notices for the rest.
+
+    In this order: a step shows ten annotations of a kind.
+    """
+    rows = [(_level(reason, stage), reason) for stage in result.stages for reason in stage.reasons]
     rows += [("warning", reason) for reason in result.draft_only]
+    rows.sort(key=lambda row: ("error", "warning", "notice").index(row[0]))
     lines = []
     for level, reason in rows:
         place = {"file": reason.path, "line": reason.line, "title": reason.id}
         properties = ",".join(f"{key}={_escape(str(value), ':,')}" for key, value in place.items() if value)
-        lines.append(f"::{level} {properties}::{_escape(f'{_printable(reason.message)}. {reason.remedy}')}")
+        lines.append(f"::{level} {properties}::{_escape(f'{printable(reason.message)}. {reason.remedy}')}")
     return "".join(f"{line}\n" for line in lines)
+
+
+def _level(reason: Reason, stage: StageResult) -> str:
+    if reason.status is StageStatus.PASS:
+        return "notice"
+    return "error" if stage.required and reason.status is StageStatus.FAIL else "warning"
 
 
 def _escape(text: str, more: str = "") -> str:

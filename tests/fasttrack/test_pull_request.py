@@ -4,6 +4,7 @@ import importlib.util
 from pathlib import Path
 
 import pytest
+from fasttrack.attestation import Attestation, Grade
 from fasttrack.confinement.check import Confinement
 from fasttrack.gate import GateResult, Reason, StageResult, StageStatus
 from fasttrack.pull_request import PullRequest, leave_draft_blockers, pull_request
@@ -116,3 +117,15 @@ def test_hostile_text_brings_no_heading_link_or_mention(make_report):
     hostile = make_report("\n## Approved\n@everyone [x](https://evil.example) <b>")
     body = pull_request(hostile, None, head=HEAD, branch="b").body
     assert "@everyone" not in body and "https://" not in body and "## Approved" not in body.split("\n")
+
+
+def test_the_body_says_who_attests(make_report):
+    answer = gate()
+    told = dict(path="evidence/statements/kda_decode.judge.json", message="", measurements=1)
+    mine = Attestation(grade=Grade.SELF_REPORTED, **told)
+    theirs = Attestation(grade=Grade.ATTESTED, signer="gpu-runner@example.org", **told)
+    for one, says in ((mine, "0 of 1 files of evidence are attested."), (theirs, "1 of 1 files of evidence are attested, by")):
+        answer = gate().model_copy(update={"attestations": (one,)})
+        body = pull_request(ready(make_report), answer, head=HEAD, branch="b").body
+        assert says in body and ("gpu" in body.split(says)[1][:20]) == (one is theirs)
+    assert "files of evidence" not in pull_request(ready(make_report), None, head=HEAD, branch="b").body

@@ -85,6 +85,7 @@ CONTENTS = [
     ("library", "binary", {f"{M}/k.py": b"\x7fELF\x02\x01\x01\0\0"}, {f"{M}/k.py": HONEST}),
     ("cubin", "file_type", {f"{M}/k.cubin": b"text\n"}, {f"{M}/k.cu": b"__global__ void k() {}\n"}),
     ("pickle", "binary", {f"{M}/evidence/w.json": b"\x80\x05\x95"}, {f"{M}/evidence/w.json": b"[1]\n"}),
+    ("signature outside evidence", "file_type", {f"{M}/x.json.sig": b"x\n"}, {f"{M}/evidence/x.json.sig": b"x\n"}),
     ("page outside the report", "file_type", {f"{M}/x.html": b"<p>x</p>\n"}, {f"{M}/report/x.html": b"<p>x</p>\n"}),
     ("packed evidence outside its place", "file_type", {f"{M}/w.json.gz": gzip.compress(b"[1]\n")},
      {f"{M}/evidence/w.json.gz": gzip.compress(b"[1]\n")}),
@@ -117,6 +118,7 @@ TOOLS = (
 ).split()
 CASES += [
     ("table elsewhere", "tool_configuration", {f"{M}/tables/k.toml": b"x = 1\n"}, {f"{M}/dispatch/k.toml": b"x = 1\n"}),
+    ("table of no op", "tool_configuration", {f"{M}/dispatch/+k.toml": b"x = 1\n"}, {f"{M}/dispatch/k+l.toml": b"x = 1\n"}),
     ("other kernel table", "tool_configuration", {f"{M}/kernels/k.toml": b"x = 1\n"}, {
         f"{M}/kernels/k.space.toml": b"x = 1\n"}),
     ("tool configuration", "tool_configuration", {f"{M}/conftest.py": b"x = 1\n"}, {f"{M}/contest.py": b"x = 1\n"})

@@ -32,7 +32,7 @@ def process(*arguments, **environment):
     )  # fmt: skip
 
 
-COMMANDS = ("propose", "evaluate", "record", "submit", "gate", "report", "doctor", "models", "ops", "mcp", "status", "history", "explain")
+COMMANDS = ("propose", "evaluate", "record", "submit", "gate", "decide", "report", "doctor", "models", "ops", "mcp", "status", "history", "explain")
 
 
 @pytest.mark.parametrize("command", COMMANDS)

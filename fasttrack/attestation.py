@@ -1,0 +1,227 @@
+"""Who vouches for evidence. Everything is self-reported until somebody whom the base trusts has signed its bytes.
+
+A statement, or a record of the performance grid, is attested by an SSH signature beside it: `<file>.sig`. Who may sign
+stands in `.github/allowed_signers` of the base revision. What a GPU ruled or measured cannot be repeated by a gate
+without one, so that it counts only when attested; self-reported figures are shown as such.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from enum import StrEnum
+
+from fasttrack_validation.claims.cells import Measured
+from fasttrack_validation.errors import UserError
+from fasttrack_validation.records import Frozen
+
+from . import evidence, signatures
+from .git import Repository
+from .signatures import SUFFIX
+from .stages import Reason, StageResult, StageStatus
+
+ALLOWED_SIGNERS = ".github/allowed_signers"
+GRID = "evidence/grid"
+_SIGN = "have a machine that the base trusts repeat it and sign: `fasttrack evidence sign FILE --key KEY`"
+_UNCHECKED = "unchecked"
+
+
+class Grade(StrEnum):
+    """How much stands behind a result: the word of whoever sent it, or a signature."""
+
+    SELF_REPORTED = "self-reported"
+    ATTESTED = "attested"
+
+
+class Kind(StrEnum):
+    """What is signed as evidence."""
+
+    STATEMENT = "statement"
+    GRID = "grid"
+
+
+class Attestation(Frozen):
+    """The grade of one file of evidence, and what a GPU is said to have done there."""
+
+    path: str
+    """Relative to the model directory"""
+    grade: Grade
+    signer: str | None = None
+    """A principal of the base's allowed signers"""
+    fault: str | None = None
+    """Why a signature that is there does not count, as an id: `signature.<reason>`"""
+    message: str = "nobody signed it"
+    measurements: int = 0
+    """Cells that hold a measurement"""
+    ruled_on_gpu: bool = False
+    changed: bool = True
+    """The change brings this file or its signature"""
+
+
+def allowed_signers(objects: Repository, base: str) -> bytes | None:
+    """Who may sign, as the base has it; None where it names nobody. The head is never asked."""
+    folder, name = ALLOWED_SIGNERS.split("/")
+    return objects.files(base, folder).get(name)
+
+
+def attest(
+    files: Mapping[str, bytes], before: Mapping[str, bytes], statements: Mapping[str, evidence.Statement],
+    allowed: bytes | None,
+) -> tuple[Attestation, ...]:  # fmt: skip
+    """The grade of every statement and every record of the grid in `files`; paths are relative to the model directory.
+
+    `before`: the base's files. Where ssh-keygen is missing, signatures are `signature.unchecked`.
+    """
+    return tuple(
+        _attestation(path, files, before, statements.get(path), allowed)
+        for path in sorted(files)
+        if path in statements or (path.startswith(f"{GRID}/") and path.endswith(".json"))
+    )
+
+
+def _attestation(
+    path: str, files: Mapping[str, bytes], before: Mapping[str, bytes], statement: evidence.Statement | None,
+    allowed: bytes | None,
+) -> Attestation:  # fmt: skip
+    mark = f"{path}{SUFFIX}"
+    facts = {
+        "path": path, "changed": any(files.get(name) != before.get(name) for name in (path, mark)),
+        "measurements": _measured(statement) if statement else int(_measured_record(files[path])),
+        "ruled_on_gpu": bool(statement) and not statement.predicate.verdict.executor.startswith("interpreter"),
+    }  # fmt: skip
+    if mark not in files:
+        return Attestation(grade=Grade.SELF_REPORTED, **facts)
+    if allowed is None:
+        answer = signatures.Refused(reason="no_signers", message=f"the base has no {ALLOWED_SIGNERS}: it trusts nobody")
+    elif not signatures.installed():
+        answer = signatures.Refused(reason=_UNCHECKED, message="ssh-keygen is not installed here, so nobody checked it")
+    else:
+        answer = signatures.verify(files[path], files[mark], allowed)
+    if isinstance(answer, signatures.Signed):
+        return Attestation(grade=Grade.ATTESTED, signer=answer.signer, message=f"signed by {answer.signer}", **facts)
+    message = f"its signature does not count: {answer.message}"
+    return Attestation(grade=Grade.SELF_REPORTED, fault=f"signature.{answer.reason}", message=message, **facts)
+
+
+def _measured(statement: evidence.Statement) -> int:
+    """How many cells of a statement hold a measurement."""
+    predicate = statement.predicate
+    cells = [cell for pair in predicate.performance for cell in (pair.candidate, pair.stock)]
+    cells += [timed.cell for timed in predicate.verdict.cells]
+    return sum(isinstance(cell, Measured) for cell in cells)
+
+
+def _measured_record(data: bytes) -> bool:
+    """Whether a record of the grid claims a measurement. One that cannot be read may claim anything."""
+    try:
+        return json.loads(data)["outcome"]["kind"] == "measured"
+    except (ValueError, RecursionError, KeyError, TypeError):
+        return True
+
+
+def stage(attested: Iterable[Attestation], files: Mapping[str, bytes], directory: str) -> StageResult:
+    """The gate's stage: a signature that the change brings has to be good. Without signatures it is not run."""
+    attested = tuple(attested)
+    reasons = [_fault(one, directory) for one in attested if one.fault]
+    marked = {f"{one.path}{SUFFIX}" for one in attested}
+    for path in sorted(n for n in files if n.startswith("evidence/") and n.endswith(SUFFIX) and n not in marked):
+        reasons.append(Reason(
+            id="signature.orphan", message=f"{path} signs nothing: there is no such statement or record of the grid",
+            remedy="delete it, or sign again: `fasttrack evidence sign FILE --key KEY`", path=f"{directory}/{path}",
+        ))  # fmt: skip
+    good = [one for one in attested if one.grade is Grade.ATTESTED]
+    summary = f"{len(good)} of {len(attested)} files of evidence are attested"
+    if good:
+        summary += f", by {', '.join(sorted({one.signer for one in good}))}"
+    statuses = {reason.status for reason in reasons}
+    status = next((s for s in (StageStatus.FAIL, StageStatus.NOT_RUN) if s in statuses), None)
+    status = status or (StageStatus.PASS if good else StageStatus.NOT_RUN)
+    decides = bool(statuses & {StageStatus.FAIL, StageStatus.NOT_RUN})
+    return StageResult(
+        stage="attestation", status=status, required=decides, summary=summary, reasons=tuple(reasons)
+    )
+
+
+def _fault(one: Attestation, directory: str) -> Reason:
+    status, remedy = StageStatus.FAIL, "sign these bytes again with a key that the base lets sign, or delete the signature"
+    if one.fault == f"signature.{_UNCHECKED}":
+        status, remedy = StageStatus.NOT_RUN, "install OpenSSH (package openssh-client) where the gate runs"
+    message = f"{one.path}: {one.message}"
+    if not one.changed and status is StageStatus.FAIL:
+        # A signer's time may end without any change: that takes the grade, and is no reason against this change.
+        status, message = StageStatus.PASS, f"{message} (as at the base: the change does not touch it)"
+    return Reason(id=one.fault, message=message, remedy=remedy, status=status, path=f"{directory}/{one.path}{SUFFIX}")
+
+
+def performance(attested: Iterable[Attestation], holding: Collection[str]) -> StageResult:
+    """The gate's stage of measured figures: only attested ones count, and of those the ones in `holding`.
+
+    `holding`: paths of the statements that are about the sources that are there. Records of the grid are told apart:
+    whether they are about these sources takes the contract's code, which this gate does not run.
+    """
+    attested = tuple(attested)
+    cells, grid = Counter(), Counter()
+    for one in attested:
+        if one.path.startswith(f"{GRID}/"):
+            grid[one.grade] += one.measurements
+        else:
+            cells[one.grade if one.path in holding else "stale"] += one.measurements
+    good = cells[Grade.ATTESTED]
+    none = "no measurement is attested" if cells.total() + grid.total() else "no cell is measured"
+    parts = [f"{good} attested measurements" if good else none]
+    if told := cells[Grade.SELF_REPORTED]:
+        parts.append(f"{told} self-reported, shown and not counted")
+    if cells["stale"]:
+        parts.append(f"{cells['stale']} that are not about these sources")
+    if grid.total():
+        parts.append(f"records of the grid: {grid[Grade.ATTESTED]} attested, {grid[Grade.SELF_REPORTED]} self-reported, "
+                     "not held against the sources here")  # fmt: skip
+    status = StageStatus.PASS if good else StageStatus.NOT_RUN
+    return StageResult(stage="performance", status=status, required=False, summary="; ".join(parts))
+
+
+def draft_reasons(attested: Iterable[Attestation], directory: str) -> Iterator[Reason]:
+    """Why the change stays a draft: what it brings from a GPU that nobody attests to.
+
+    Files of the grid are told in one reason: there may be hundreds.
+    """
+    open_ = [one for one in attested if one.grade is Grade.SELF_REPORTED and one.changed]
+    grid = [one for one in open_ if one.path.startswith(f"{GRID}/") and one.measurements]
+    for one in open_:
+        if one in grid or not (one.measurements or one.ruled_on_gpu):
+            continue
+        what = [f"{one.measurements} measurements"] * bool(one.measurements) + ["a GPU's ruling"] * one.ruled_on_gpu
+        yield _self_reported(one.path, f"{' and '.join(what)} that nobody attests to ({one.message})", directory)
+    if grid:
+        what = f"{len(grid)} measured records of the grid that nobody attests to, the first {grid[0].path}"
+        yield _self_reported(grid[0].path, what, directory)
+
+
+def _self_reported(path: str, what: str, directory: str) -> Reason:
+    return Reason(id="performance.self_reported", message=f"{path}: {what}", remedy=_SIGN, status=StageStatus.PASS,
+                  path=f"{directory}/{path}")  # fmt: skip
+
+
+def check_signable(data: bytes, name: str, kind: Kind | None) -> None:
+    """UserError unless the bytes are a statement, or a record of the grid: nothing else is signed as evidence.
+
+    `kind`: only this one.
+    """
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{name} is not JSON", "sign statements and records of the grid") from error
+    found = Kind.GRID if isinstance(value, dict) and "outcome" in value and "_type" not in value else Kind.STATEMENT
+    if kind not in (None, found):
+        raise UserError(f"{name} is a {found}, and only a {kind} is to be signed", "leave it out, or another --kind")
+    if found is Kind.GRID:
+        from pydantic import ValidationError
+
+        from fasttrack_validation.performance.records import Record
+
+        try:
+            Record.model_validate_json(data)
+        except ValidationError as error:
+            raise UserError(f"{name} is no record of the grid: {str(error).splitlines()[0]}",
+                            "run the cell again: `fasttrack grid run`") from error  # fmt: skip
+        return
+    evidence.parse(data, name)

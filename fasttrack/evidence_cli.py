@@ -1,0 +1,48 @@
+"""The command line of `fasttrack evidence`. Imports nothing heavy before a command needs it, as cli.py."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    name="evidence", no_args_is_help=True, rich_markup_mode=None,
+    help="Vouch for evidence with an SSH key, and see who vouches for what.",
+)  # fmt: skip
+
+
+@app.command("sign")
+def sign(
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE...", help="statements, or records of the performance grid")
+    ],
+    key: Annotated[Path, typer.Option(metavar="KEY", help="an SSH private key, or the public half of one in an agent")],
+    kind: Annotated[str | None, typer.Option(metavar="statement|grid", help="sign nothing else; default both")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print data instead of text")] = False,
+) -> None:
+    """Sign evidence that this machine made itself; the signature lies beside each file as FILE.sig.
+
+    Example: `fasttrack evidence sign models/kimi_k3/evidence/statements/*.json --key /etc/fasttrack/runner_key`
+    """
+    from . import evidence_commands
+
+    evidence_commands.sign(files, key, kind, as_json=as_json)
+
+
+@app.command("verify")
+def verify(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="a directory under models/, such as kimi_k3")],
+    base: Annotated[str, typer.Option(help="revision whose .github/allowed_signers says who may sign")],
+    head: Annotated[str, typer.Option(help="revision whose evidence is read, as git objects")] = "HEAD",
+    repo: Annotated[Path, typer.Option(help="the repository")] = Path("."),
+    as_json: Annotated[bool, typer.Option("--json", help="print data instead of text")] = False,
+) -> None:
+    """Say for each file of committed evidence whether it is attested, by whom, or why its signature does not count.
+
+    0 where all is attested, 1 where a signature does not count, 3 where something is self-reported, 4 without evidence.
+
+    Example: `fasttrack evidence verify kimi_k3 --base origin/main`
+    """
+    from . import evidence_commands
+
+    evidence_commands.verify(repo, base, head, model, as_json=as_json)
