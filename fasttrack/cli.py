@@ -13,7 +13,7 @@ import typer
 
 from fasttrack_validation.errors import UserError
 
-from . import claims_cli, decide_cli, evidence_cli, exam_cli, gate_cli
+from . import claims_cli, decide_cli, evidence_cli, exam_cli, gate_cli, grid_cli
 
 app = typer.Typer(
     name="fasttrack",
@@ -377,6 +377,7 @@ app.add_typer(trace)
 app.add_typer(claims_cli.app)
 app.add_typer(exam_cli.app)
 app.add_typer(evidence_cli.app)
+app.add_typer(grid_cli.app)
 
 
 @trace.command("export")
@@ -447,78 +448,3 @@ def trace_import(
         definition, workloads, judging, root, candidate=candidate, config=config, unsafe_no_sandbox=unsafe_no_sandbox,
         as_json=as_json,
     )  # fmt: skip
-
-
-grid = typer.Typer(
-    name="grid", no_args_is_help=True, rich_markup_mode=None,
-    help="The performance grid of a model's decode path: what has been measured, and measuring it.",
-)  # fmt: skip
-app.add_typer(grid)
-
-GridHardware = Annotated[str, typer.Option("--hardware", help="a hardware profile: h200, gb300")]
-Cells = Annotated[
-    list[str] | None, typer.Option("--cell", metavar="PATTERN", help="cells by name, * and ? allowed; may be repeated")
-]
-
-
-@grid.command("plan")
-def grid_plan(model: ModelName, hardware: GridHardware, cell: Cells = None, as_json: AsJson = False) -> None:
-    """List every cell of the grid, and say which are kept, stale, to be run, or cannot be run and why.
-
-    Example: `fasttrack grid plan kimi_k3 --hardware h200 --cell 'tp8-kda_moe-*'`
-    """
-    from . import grid_commands
-
-    grid_commands.plan(model, hardware, cell or (), as_json=as_json)
-
-
-@grid.command("run")
-def grid_run(
-    model: ModelName,
-    hardware: GridHardware,
-    cell: Cells = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="measure again what is kept")] = False,
-    quads: Annotated[int, typer.Option(min=5, max=200, help="quads A B B A of each cell")] = 12,
-    as_json: AsJson = False,
-) -> None:
-    """Measure cells on this machine's GPU, stock path against specialised path. Each is kept once it is known, so a
-    run that was cut off goes on where it stopped.
-
-    Example: `fasttrack grid run kimi_k3 --hardware h200 --cell 'tp8-*'`
-    """
-    from . import grid_commands
-
-    grid_commands.run(model, hardware, cell or (), fresh=fresh, quads=quads, as_json=as_json)
-
-
-@grid.command("show")
-def grid_show(
-    model: ModelName,
-    hardware: GridHardware,
-    cell: Cells = None,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="also draw it: .svg, .png or .pdf")] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Show the whole grid: figures with their intervals and floors, and for every other cell why it has none.
-
-    Example: `fasttrack grid show kimi_k3 --hardware h200 --plot grid.svg`
-    """
-    from . import grid_commands
-
-    grid_commands.show(model, hardware, cell or (), plot=plot, as_json=as_json)
-
-
-@grid.command("compare")
-def grid_compare(
-    model: ModelName,
-    hardware: GridHardware,
-    other: Annotated[str, typer.Option("--with", metavar="REV|DIR", help="an earlier revision, or a directory of records")],
-    as_json: AsJson = False,
-) -> None:
-    """Hold the grid that is kept against an earlier one, cell by cell, and list what got slower (exit 1).
-
-    Example: `fasttrack grid compare kimi_k3 --hardware h200 --with origin/main`
-    """
-    from . import grid_commands
-
-    grid_commands.compare(model, hardware, other, as_json=as_json)

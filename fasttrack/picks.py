@@ -105,8 +105,9 @@ def _confirm_all(
                 option, *others = options[place]
                 digest = option.judged.candidate.digest()
                 again = confirmed(verdicts[digest], place, workload[place]).microseconds
+                told = f"{again:g} us" if again < inf else "not measured"
                 dropped.append(
-                    f"{digest[:12]} at {place_name(place)}: {again:g} us when confirmed, the entry stands at {stand[place]:g} us"
+                    f"{digest[:12]} at {place_name(place)}: {told} when confirmed, the entry stands at {stand[place]:g} us"
                 )
                 options[place] = tuple(others)
             continue
