@@ -32,6 +32,7 @@ from .candidate import Candidate
 from .code_rules import settle_audits
 from .examination import Examined, examine, settle
 from .executor import Interpreter
+from .in_order import in_order
 from .kernel_source import KernelSource
 from .pack import KernelPack
 from .prepare import PrepareFailed, prepare
@@ -239,6 +240,8 @@ class Judge:
         executor = self._executor(recorded, source)
         ruling.executor = executor.description
         if audits and stages.can_run(recorded.packs, executor.languages, "the interpreter of this machine", ruling):
+            if self._device is not None and self._timed:
+                self._ready_to_time(contract.op)
             with _timed(ruling, "trials"):
                 trials = self._trials(recorded, contract, workloads, executor, ruling)
             ruling.why_not_timed = self._why_not_timed()
@@ -290,9 +293,6 @@ class Judge:
         groups = (trial_plan.launched if on_device else trial_plan.interpreted)(contract, workloads)
         threads = min(os.cpu_count() or 1, MAX_EXAMINERS) if on_device else self._concurrency
         done: list[Trial] = []
-        # A fault costs a device seconds: one is enough, and mostly the first group has it.
-        alone = 1 if on_device else 0
-        batches = [groups[:alone], *(groups[at : at + threads] for at in range(alone, len(groups), threads))]
         faulted = threading.Event()
 
         def run(group: tuple[TrialSpec, ...]) -> Examined:
@@ -312,12 +312,12 @@ class Judge:
             return examine(contract, trials)
 
         with ThreadPoolExecutor(threads) as pool:
-            for batch in batches:
-                for examined in pool.map(run, batch):
-                    done += examined.trials
-                    settle(examined, contract, ruling)
-                    for trial in examined.trials:
-                        trial.forget()
+            # A fault costs a device seconds: one is enough, and mostly the first group has it. So there it runs alone.
+            for examined in in_order(pool, run, groups, threads, alone=1 if on_device else 0):
+                done += examined.trials
+                settle(examined, contract, ruling)
+                for trial in examined.trials:
+                    trial.forget()
                 if ruling.stopped:
                     break
         ruling.settle_trials(contract, done, complete=not ruling.stopped)
@@ -337,14 +337,19 @@ class Judge:
         codes = codes_for(recorded.codes, self._device.facts.capability)
         sanitize(self._device, contract, recorded.packs, codes, workloads, prepared, ruling)
 
+    def _ready_to_time(self, op: str) -> None:
+        """Starts what timing needs, once a judge, and lets the stock path's process load `op` while trials run."""
+        card = profile_of(self._device.facts.name)
+        if self._stopwatch is None and card is not None:
+            self._stopwatch = Stopwatch(self.model, self._device, card).__enter__()
+        if self._stopwatch is not None:
+            self._stopwatch.expect(op)
+
     def _time(self, recorded: Recorded, contract: OpContract, workloads: Sequence[Workload], ruling: Ruling) -> None:
         """Times the plans of declared workloads on this card, against the stock path."""
-        card = profile_of(self._device.facts.name)
-        if card is None:
+        if self._stopwatch is None:
             ruling.why_not_timed = f"there is no hardware profile of {self._device.facts.name}"
             return
-        if self._stopwatch is None:
-            self._stopwatch = Stopwatch(self.model, self._device, card).__enter__()
         codes = codes_for(recorded.codes, self._device.facts.capability)
 
         def prepared(pack: KernelPack, spec: TrialSpec) -> dict[str, bytes]:

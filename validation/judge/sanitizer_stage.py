@@ -2,6 +2,7 @@
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from ..contracts.base import OpContract, Workload
 from .device_code.records import DeviceCode
@@ -22,14 +23,22 @@ def sanitize(
     device: Device, contract: OpContract, packs: Mapping[str, KernelPack], codes: Mapping[str, DeviceCode],
     checked: Sequence[Workload], prepare: Prepare, ruling: Ruling,
 ) -> None:  # fmt: skip
-    """Runs every tool and takes what they say into the verdict. `codes` maps variant keys to code for the device."""
+    """Runs every tool, all at once, and takes what they say into the verdict. `codes` maps variant keys to code for the
+    device. Each tool has a process and memory of its own, and spends its time starting and patching, not on the device.
+    """
     program = sanitizer.find()
-    reports: dict[str, Report] = {}
-    for workload in chosen(contract, checked, packs) if program else ():
-        for tool in sanitizer.TOOLS:
-            if tool not in reports or reports[tool].outcome == "pass":
-                reports[tool] = _checked(device, contract, workload, packs[workload.name], codes, prepare, tool, program)
-    ruling.add(settled([reports.get(tool) or Report(tool, not_run=NOT_FOUND) for tool in sanitizer.TOOLS]))
+    workloads = chosen(contract, checked, packs) if program else ()
+
+    def run(tool: str) -> Report:
+        report = Report(tool, not_run=NOT_FOUND)
+        for workload in workloads:
+            report = _checked(device, contract, workload, packs[workload.name], codes, prepare, tool, program)
+            if report.outcome != "pass":
+                break
+        return report
+
+    with ThreadPoolExecutor(len(sanitizer.TOOLS)) as pool:
+        ruling.add(settled(tuple(pool.map(run, sanitizer.TOOLS))))
 
 
 NOT_FOUND = f"{sanitizer.PROGRAM} was not found"

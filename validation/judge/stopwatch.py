@@ -73,6 +73,10 @@ class Stopwatch:
         """Bytes per second of a large read on this card, measured once."""
         return self._stock.ceiling()
 
+    def expect(self, op: str) -> None:
+        """Lets the stock path's process load what `op` needs; does not wait for it."""
+        self._stock.load(op)
+
     def time(
         self, op: str, workload: Workload, pack: KernelPack, codes: Mapping[str, DeviceCode], prepare: Prepare,
         *, tests: int = 1,

@@ -31,6 +31,8 @@ class StockProcess:
         self._model = model
         self.slots = 0
         self.launches = 0
+        self._unread = 0
+        self._loaded: set[str] = set()
 
     def __enter__(self) -> "StockProcess":
         mine, theirs = socket.socketpair()
@@ -64,6 +66,20 @@ class StockProcess:
         """Bytes per second of one large read on this card, now."""
         return self._ask("ceiling", size=size // 16384 * 16384, repeats=repeats)
 
+    def load(self, op: str) -> None:
+        """Has the process import and start what the op's stock path needs, for seconds; does not wait for it.
+
+        What fails here fails again, and is told, when the path is captured.
+        """
+        if op in self._loaded:
+            return
+        self._loaded.add(op)
+        try:
+            self._pipe.send(("load", {"op": op}))
+            self._unread += 1
+        except OSError:
+            pass
+
     def capture(self, op: str, workload: Workload, distribution: str, seeds: Sequence[int], slots: int) -> None:
         """Lays out `slots` copies and captures the graph. Raises StockFailed when the path cannot run."""
         self.slots = slots
@@ -96,6 +112,11 @@ class StockProcess:
     def _ask(self, command: str, **arguments):
         try:
             self._pipe.send((command, arguments))
+            while self._unread:
+                if not self._pipe.poll(DEADLINE_SECONDS):
+                    raise StockFailed(f"the stock path's process was not ready within {DEADLINE_SECONDS} s")
+                self._pipe.recv()
+                self._unread -= 1
             if not self._pipe.poll(DEADLINE_SECONDS):
                 raise StockFailed(f"the stock path's process did not answer {command!r} within {DEADLINE_SECONDS} s")
             outcome, value = self._pipe.recv()

@@ -64,6 +64,11 @@ class _Worker:
         """The switches that could slow or speed the stock path, as they stand now (hygiene.py)."""
         return hygiene.read()
 
+    def do_load(self, op: str) -> None:
+        """Imports the op's stock path and starts the device: seconds that need not pass while someone waits."""
+        self.model.op(op).stock("cuda")
+        torch.cuda.init()
+
     def do_capture(
         self, op: str, workload: dict, distribution: str, seeds: Sequence[int], slots: int
     ) -> int:

@@ -36,6 +36,22 @@ def test_a_killed_process_is_a_clear_error():
             stock.replay()
 
 
+def test_loading_ahead_shifts_no_answer_and_hides_no_failure():
+    """Without a GPU loading fails in the process, which goes on; each later question gets its own answer."""
+    with StockProcess("kimi_k3") as stock:
+        stock.load("kda_decode")
+        stock.load("kda_decode")
+        stock.load("no_such_op")
+        assert set(stock.switches()) == set(hygiene.EXPECTED)
+        with pytest.raises(StockFailed, match="no_such_op"):
+            stock.capture("no_such_op", contracts.load("kimi_k3").op("kda_decode").workloads()[0], "typical", [1], 1)
+        stock.load("experts")
+        os.kill(stock._process.pid, signal.SIGKILL)
+        with pytest.raises(StockFailed, match="ended during 'switches'"):
+            stock.switches()
+        stock.load("head")
+
+
 def test_flags_that_a_caller_set_do_not_reach_the_process(monkeypatch):
     monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
