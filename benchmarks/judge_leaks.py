@@ -15,8 +15,9 @@ open files and threads, and of the latter three of its sandboxes' processes: The
 all pairs), with a 95 % interval from the ranks of Kendall's S. A judge without a leak has zero inside of each interval. A
 verdict takes one to two seconds, on the fake device about an eighth of one.
 
-Resident memory is a high-water mark: a page that was touched once is not given back, so it only ever rises, and what
-matters is that it levels off. Three things that raise it are no leak. Python collects cycles of its oldest generation only
+Resident memory is a high-water mark: malloc seldom gives back a page that was touched once. So this process's free pages
+are given back before each look; of its children's that cannot be done, theirs only ever rises, and what matters is that it
+levels off. Three things that raise it are no leak. Python collects cycles of its oldest generation only
 when a quarter as many objects are new, here every few hundred verdicts: so each look collects first. It keeps looked-up
 names. And a list of samples grows with every verdict: so they go into memory that was touched before the first. Tables of
 the process that double, such as the one of interned strings, do so ever more rarely: a long run needs a long warm-up.
@@ -97,6 +98,7 @@ def children(pid: int) -> list[int]:
 def sample() -> dict[str, int]:
     """This process's usage, and its descendants' summed."""
     gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # what is free is nobody's, wherever malloc keeps it
     # CPython keeps up to 4096 attribute names that were looked up, strings made for the purpose among them: it fills for
     # thousands of verdicts, and is no leak.
     sys._clear_type_cache()
