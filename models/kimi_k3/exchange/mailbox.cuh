@@ -1,9 +1,11 @@
 // Rows from rank to rank, without a collective: every rank owns a mailbox that its peers store into.
 //
-// A row of 7168 bf16 values is 1024 words of 16 bytes: seven values and a 16-bit tag, in one store. The tag is how often
-// the row has been exchanged, its lowest bit the slot. Whoever sees the tag that it waits for sees the values with it, so
-// nothing is cleared, counted or fenced. What the protocol needs besides: a rank publishes a row's next share only after
-// it has taken all of this one (a kernel boundary or a grid barrier lies between), and all ranks replay the same batches.
+// A row is up to 1024 words of 16 bytes: seven 16-bit values and a 16-bit tag, in one store. The tag is how often the row
+// has been exchanged, its lowest bit the slot. Whoever sees the tag that it waits for sees the values with it, so nothing
+// is cleared, counted or fenced. What the protocol needs besides: a rank publishes a row's next share only after it has
+// taken all of this one (a kernel boundary lies between), and all ranks replay the same exchanges of the same batches. An
+// exchange may use fewer words than there are: a word's old tag is then any even number behind, and not the one waited for
+// unless the word lay idle for 65,536 exchanges of its row.
 //
 // A mailbox is [2 slots][rows][ranks][1024] words; ranks is the source's. health[0] is 0, or what made this rank stop:
 // 1 + the rank that it waited for in vain; health[1] is set by a peer that gave up. Neither is ever cleared by a kernel.
@@ -11,31 +13,33 @@
 #include <cuda_bf16.h>
 #include <stdint.h>
 
+#ifndef PATIENCE_NS
+#define PATIENCE_NS 5000000000ull  // how long a wait lasts: longer than a peer's first launches
+#endif
+
 namespace mailbox {
 
 constexpr int kValues = 7;      // of a word
 constexpr int kWords = 1024;    // of a row: 7168 / 7
-constexpr unsigned kPatience = 1u << 23;  // polls; one takes 0.5 us and more: some seconds, longer than a first launch
-constexpr unsigned kLookUp = 256;         // polls between looks at the health word
+constexpr unsigned kLookUp = 256;  // polls between looks at the health word and the clock
 
 struct alignas(16) Word {
     uint64_t low, high;
 
     __device__ uint16_t tag() const { return static_cast<uint16_t>(high >> 48); }
-    __device__ float value(int i) const {
-        const uint64_t half = i < 4 ? low >> (16 * i) : high >> (16 * (i - 4));
-        return __uint_as_float(static_cast<uint32_t>(half & 0xffff) << 16);
+    __device__ uint16_t bits(int i) const {
+        return static_cast<uint16_t>(i < 4 ? low >> (16 * i) : high >> (16 * (i - 4)));
     }
 };
 
-// Seven values, rounded to bf16, under a tag.
-__device__ inline Word word(const float (&values)[kValues], uint16_t tag) {
+// Seven values under a tag.
+__device__ inline Word word(const uint16_t (&bits)[kValues], uint16_t tag) {
     Word made{0, static_cast<uint64_t>(tag) << 48};
 #pragma unroll
     for (int i = 0; i < kValues; ++i) {
-        const uint64_t bits = __bfloat16_as_ushort(__float2bfloat16_rn(values[i]));
-        if (i < 4) made.low |= bits << (16 * i);
-        else made.high |= bits << (16 * (i - 4));
+        const uint64_t wide = bits[i];
+        if (i < 4) made.low |= wide << (16 * i);
+        else made.high |= wide << (16 * (i - 4));
     }
     return made;
 }
@@ -58,33 +62,47 @@ __device__ inline Word get(const Word* place) {
     return found;
 }
 
+// Nanoseconds, the same clock on every multiprocessor; it ticks about once a microsecond.
+__device__ inline uint64_t now() {
+    uint64_t time;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(time));
+    return time;
+}
+
 class Mailbox {
 public:
     // boxes[r], healths[r]: rank r's mailbox and health words, addressable from here; rows: of a slot.
     __device__ Mailbox(Word* const* boxes, int* const* healths, int rank, int ranks, int rows)
         : boxes_(boxes), healths_(healths), rank_(rank), ranks_(ranks), rows_(rows) {}
 
-    // Stores this rank's share of a row, word by word, into every peer's mailbox. `count`: earlier exchanges of the row.
-    __device__ void publish(int row, int index, const float (&values)[kValues], uint32_t count) const {
-        const Word made = word(values, tag(count));
-        for (int step = 1; step < ranks_; ++step) {
-            const int peer = (rank_ + step) % ranks_;  // not all ranks to one peer at once
-            put(boxes_[peer] + place(row, rank_, index, count), made);
-        }
+    // Stores a word of this rank's share of a row into one peer's mailbox. `count`: earlier exchanges of the row.
+    __device__ void send(int peer, int row, int index, const uint16_t (&bits)[kValues], uint32_t count) const {
+        put(boxes_[peer] + place(row, rank_, index, count), word(bits, tag(count)));
     }
 
-    // A peer's share, once it is there. False where it did not come, or a peer gave up: the values are worthless then.
-    __device__ bool take(int row, int source, int index, uint32_t count, float (&values)[kValues]) const {
+    // The same into every peer's.
+    __device__ void publish(int row, int index, const uint16_t (&bits)[kValues], uint32_t count) const {
+        for (int step = 1; step < ranks_; ++step)
+            send((rank_ + step) % ranks_, row, index, bits, count);  // not all ranks to one peer at once
+    }
+
+    // A word of a peer's share, once it is there. False where it did not come, or a peer gave up: the values are
+    // worthless then.
+    __device__ bool take(int row, int source, int index, uint32_t count, uint16_t (&bits)[kValues]) const {
         const Word* from = boxes_[rank_] + place(row, source, index, count);
-        for (unsigned poll = 0;; ++poll) {
+        uint64_t since = 0;
+        for (unsigned poll = 1;; ++poll) {
             const Word found = get(from);
             if (found.tag() == tag(count)) {
 #pragma unroll
-                for (int i = 0; i < kValues; ++i) values[i] = found.value(i);
+                for (int i = 0; i < kValues; ++i) bits[i] = found.bits(i);
                 return true;
             }
-            if (poll == kPatience) return give_up(source);
-            if (poll % kLookUp == kLookUp - 1 && stopped()) return false;
+            if (poll % kLookUp) continue;
+            if (stopped()) return false;
+            const uint64_t time = now();
+            if (since == 0) since = time;
+            else if (time - since > PATIENCE_NS) return give_up(source);
         }
     }
 

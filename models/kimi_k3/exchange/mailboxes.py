@@ -1,12 +1,8 @@
 """The memory of an exchange: one mailbox a rank, addressable by all of them. The kernels' side is mailbox.cuh."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
-
-if TYPE_CHECKING:
-    import torch.distributed as dist
 
 HIDDEN = 7168
 VALUES = 7
@@ -58,42 +54,25 @@ def size_bytes(ranks: int, rows: int) -> int:
     return SLOTS * rows * ranks * WORDS * WORD_BYTES
 
 
-def local(ranks: int, rows: int, device: torch.device | str) -> tuple[Mailbox, ...]:
-    """Mailboxes of `ranks` simulated ranks on one device."""
-    shape = (SLOTS, rows, ranks, WORDS, WORD_BYTES // 8)
-    boxes = [torch.zeros(shape, dtype=torch.int64, device=device) for _ in range(ranks)]
-    healths = [torch.zeros(2, dtype=torch.int32, device=device) for _ in range(ranks)]
-    tables = [
-        torch.tensor([tensor.data_ptr() for tensor in tensors], dtype=torch.int64, device=device)
-        for tensors in (boxes, healths)
-    ]
-    return tuple(
-        Mailbox(
-            rank, ranks, rows, boxes[rank], healths[rank], torch.zeros(rows, dtype=torch.int32, device=device), *tables,
-            owner=(boxes, healths),
-        )
-        for rank in range(ranks)
-    )  # fmt: skip
+def words_of(ranks: int, rows: int) -> int:
+    """64-bit words of one rank's mailbox with its health words behind it."""
+    return size_bytes(ranks, rows) // 8 + 2
 
 
-def symmetric(rows: int, group: "dist.ProcessGroup") -> Mailbox:
-    """This rank's mailbox in memory that all ranks of `group` map (torch symmetric memory; no multicast is used).
-
-    A collective. Raises RuntimeError where the ranks' devices cannot map each other's memory.
-    """
-    import torch.distributed._symmetric_memory as symm_mem
-
-    ranks, device = group.size(), torch.device("cuda", torch.cuda.current_device())
+def mailbox(rank: int, rows: int, memory: torch.Tensor, starts: list[int], owner: object) -> Mailbox:
+    """A mailbox in `memory`, [words_of(ranks, rows)] int64 zeros; `starts`: where every rank's lies, as seen from here."""
+    ranks = len(starts)
     size = size_bytes(ranks, rows)
-    memory = symm_mem.empty(size // 8 + 2, dtype=torch.int64, device=device)
-    memory.zero_()
-    handle = symm_mem.rendezvous(memory, group)
-    rank, starts = handle.rank, [int(address) for address in handle.buffer_ptrs]
-    offset = memory.data_ptr() - starts[rank]
-    boxes = torch.tensor([start + offset for start in starts], dtype=torch.int64, device=device)
-    handle.barrier()  # every mailbox is empty before anybody stores into one
+    boxes = torch.tensor(starts, dtype=torch.int64, device=memory.device)
     return Mailbox(
         rank, ranks, rows, memory[: size // 8].view(SLOTS, rows, ranks, WORDS, WORD_BYTES // 8),
-        memory[size // 8 :].view(torch.int32)[:2], torch.zeros(rows, dtype=torch.int32, device=device), boxes, boxes + size,
-        owner=(memory, handle),
+        memory[size // 8 :].view(torch.int32)[:2], torch.zeros(rows, dtype=torch.int32, device=memory.device),
+        boxes, boxes + size, owner=owner,
     )  # fmt: skip
+
+
+def local(ranks: int, rows: int, device: torch.device | str) -> tuple[Mailbox, ...]:
+    """Mailboxes of `ranks` simulated ranks on one device."""
+    memories = [torch.zeros(words_of(ranks, rows), dtype=torch.int64, device=device) for _ in range(ranks)]
+    starts = [memory.data_ptr() for memory in memories]
+    return tuple(mailbox(rank, rows, memory, starts, memories) for rank, memory in enumerate(memories))
