@@ -20,7 +20,7 @@ import faults  # noqa: E402
 import torch  # noqa: E402
 from launch import Ranks, start  # noqa: E402
 
-LIMITS = {"alone": 80, "agree": 80, "faults": 80, "latency": 60, "model": 100, "layers": 150}
+LIMITS = {"alone": 80, "agree": 80, "faults": 80, "latency": 60, "model": 100, "layers": 160}
 """Seconds"""
 PARTS = [part for part in LIMITS if part != "agree"]
 
@@ -70,7 +70,7 @@ def main() -> None:
     def begin(part: str, where: list[int], options: dict, name: str = "") -> Ranks:
         return start(part, where, common | options, LIMITS[part] * chosen.scale, folder / (name or part))
 
-    # What is not timed runs at once.
+    # What is not timed runs at once, and beside it `layers` draws, repacks and compiles.
     running: list[Ranks] = []
     if "model" in chosen.parts:
         running.append(begin("model", devices, {"kinds": kinds[:1]}))
@@ -79,16 +79,18 @@ def main() -> None:
         if not shared:
             running += [begin("alone", devices * more, {"kinds": ["ipc"]}, f"alone-ipc-{more}-a-gpu") for more in (2, 4)]
         running.append(begin("agree", devices, {}))
+    last: list[Ranks] = []
+    if "layers" in chosen.parts:
+        options = {"rows": chosen.layer_rows, "steps": chosen.steps, "step_rounds": max(8, chosen.rounds // 3)}
+        after = [str(ranks.folder / f"{rank}.done") for ranks in running for rank in range(len(ranks.processes))]
+        last.append(begin("layers", devices, options | {"kinds": kinds[:1], "after": after}))
     if "faults" in chosen.parts:
         for found in faults.run(devices, kinds, folder, LIMITS["faults"] * chosen.scale):
             keep({"part": "fault", **found})
-    for ranks in reversed(running):
+    for ranks in [*reversed(running), *last]:
         keep(ranks.wait())
     if "latency" in chosen.parts:
         keep(begin("latency", devices, {}).wait())
-    if "layers" in chosen.parts:
-        options = {"rows": chosen.layer_rows, "steps": chosen.steps, "step_rounds": max(8, chosen.rounds // 3)}
-        keep(begin("layers", devices, options | {"kinds": kinds[:1]}).wait())
 
 
 def brief(found: dict) -> dict:

@@ -17,20 +17,24 @@ from fasttrack_validation.contracts.kimi_k3.architecture import Architecture  # 
 from fasttrack_validation.contracts.kimi_k3.layer_weights import DenseWeights, LayerWeights  # noqa: E402
 
 ROOT = Path(package.__file__).parent
-TABLES = ("gb300", 8)
-"""Whose entries are taken for TP without tables of its own: Triton configurations of single ops, tuned for nothing here"""
+TABLES = ("gb300", 8, 8)
+"""Hardware, TP and rows whose entries are taken for TP without tables of its own, at every row count: Triton configurations
+of single ops on tensor cores, tuned for nothing here, whose loops compile quickly however long a rank's K is"""
 
 
 def directory(tp: int) -> dispatch.Directory:
     """Every op alone, by Triton kernels, for `tp` ranks."""
     manifest = tomllib.loads((ROOT / "fasttrack.toml").read_text())
-    hardware, as_for = TABLES
+    hardware, as_for, rows = TABLES
     tables = {}
     for op, entry in manifest["ops"].items():
         if dispatch.PART not in op:
             given = tomllib.loads((ROOT / entry["dispatch"]).read_text())["entry"]
-            chosen = [one for one in given if (one["hardware"], one["tp"]) == (hardware, as_for)]
-            tables[op] = tuple(one | {"hardware": "h200", "tp": tp} for one in chosen)
+            (chosen,) = (
+                one for one in given
+                if (one["hardware"], one["tp"]) == (hardware, as_for) and one["rows"][0] <= rows <= one["rows"][1]
+            )  # fmt: skip
+            tables[op] = (chosen | {"hardware": "h200", "tp": tp, "rows": [1, 64]},)
     sources = {path.relative_to(ROOT).as_posix(): path.read_text() for path in ROOT.rglob("*.cu*")}
     return dispatch.Directory((environment.Claim("h200", tp, (1, 64), 1),), tables, module, sources)
 
@@ -41,7 +45,7 @@ def module(file: str):
 
 
 def decoder(weights, of: shape.Shape, tp: int, rank: int, buckets, caches, pages: int) -> decode.Decoder:
-    """The decode path, bound, whose exchanges the caller runs; every kernel has run once, so `caches` hold anything."""
+    """The decode path, bound; its exchanges are the caller's."""
     tables = directory(tp)
     here = environment.Environment(
         hardware="h200", capability=(9, 0), multiprocessors=132, tp=tp, shape=of, ranks_here=tp
@@ -50,6 +54,24 @@ def decoder(weights, of: shape.Shape, tp: int, rank: int, buckets, caches, pages
     made = decode.Decoder(weights, here, tables, context, rank=rank, shape=of, buckets=buckets)
     made.bind(caches, pages)
     return made
+
+
+def compile_all(made: decode.Decoder, part: int, parts: int) -> None:
+    """Launches every call of every size once, whatever it reads: caches hold anything afterwards.
+
+    Processes begin at different places, `part` of `parts`, and find on disk what others have compiled.
+    """
+    bounds = [bound for executor in made.executors.values() for bound in executor.bound]
+    seen, first = set(), []
+    for bound in bounds:
+        key = (bound.call.op, tuple(sorted(bound.call.members[0].place.axes.items())))
+        if key not in seen:
+            seen.add(key)
+            first.append(bound)
+    begin = len(first) * part // parts
+    for bound in [*first[begin:], *first[:begin], *bounds]:
+        bound.launch()
+    torch.cuda.synchronize()
 
 
 def cut_down(layers: int, kda: tuple[int, ...], block: int) -> tuple[Architecture, shape.Shape]:

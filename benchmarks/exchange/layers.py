@@ -70,7 +70,7 @@ def cache_of(state: State, number: int):
 def times(here: Here) -> None:
     """Every path's graphs of every span, by rows."""
     group, began = here.join(nccl=True), time.monotonic()
-    ctx, tp = context(), here.ranks
+    ctx, tp, rank = context(), here.ranks, here.rank
     warm(ctx)
     memory, box = connect(64, group, tuple(here.options["kinds"]))
     timer = Timer(ctx, box)
@@ -94,9 +94,34 @@ def times(here: Here) -> None:
             packed[key] = path.prepare(number, layer).mlp
         prepared.append(stock_layer(number, layer, packed[key]))
     here.found(stage="stock prepared", seconds=round(time.monotonic() - began, 1))
-    for rows in here.options["rows"]:
-        one_size(here, box, memory, timer, ctx, group, weights, path, prepared, rows, tokens, began)
-        torch.cuda.empty_cache()
+    sizes = here.options["rows"]
+    sets = states(weights.of, max(sizes), tokens)
+    caches = {}
+    names = {"conv": "conv_state", "recurrent": "recurrent_state", "rows": "cache"}
+    for number in range(SHAPE.layers):
+        cache = cache_of(sets[number % CACHES], number)
+        caches[number] = {names[name]: tensor for name, tensor in vars(cache).items()}
+    pages = sets[0].pages.shape[1]
+    decoder = decoding.decoder(weights.model, SHAPE, tp, rank, tuple(sizes), caches, pages)
+    here.found(stage="repacked", seconds=round(time.monotonic() - began, 1), extra_bytes=decoder.extra_bytes)
+    decoding.compile_all(decoder, tp + rank, 2 * tp)
+    here.found(stage="bound", seconds=round(time.monotonic() - began, 1))
+    here.wait_for_others()
+    meet()
+    paths = {
+        "decode path, NCCL and separate kernels": (Collectives(group), 0),
+        "decode path, mailboxes": (Mailboxes(ctx, box), 0),
+        "decode path, mailboxes, prefetch": (Mailboxes(ctx, box), PREFETCH),
+    }
+    traces = {}
+    for rows in sizes:
+        one = Size(here, timer, weights, path, prepared, decoder, paths, sets, rows, tokens, memory)
+        traces[rows] = one.layers()
+        if rows in here.options["steps"]:
+            one.steps()
+        here.found(stage=f"{rows} rows timed", seconds=round(time.monotonic() - began, 1))
+    for rows, graph in traces.items():
+        traced(here, graph, rows)
 
 
 def stock_layer(number: int, layer, mlp):
@@ -106,81 +131,70 @@ def stock_layer(number: int, layer, mlp):
     return PreparedLayer(number, layer.attention_mix, layer.attention, layer.mlp_mix, mlp)
 
 
-def one_size(here, box, memory, timer, ctx, group, weights, path, prepared, rows, tokens, began) -> None:
-    """Binds, checks what can be checked here, times and traces."""
-    from fasttrack_validation.contracts.kimi_k3.stock.attn_res import Stream
-    from fasttrack_validation.contracts.kimi_k3.stock.step import Tables
+class Size:
+    """Everything of one row count."""
 
-    tp, rank, of = here.ranks, here.rank, weights.of
-    sets = states(of, rows, tokens)
-    caches = {}
-    for number in range(SHAPE.layers):
-        cache = cache_of(sets[number % CACHES], number)
-        names = {"conv": "conv_state", "recurrent": "recurrent_state", "rows": "cache"}
-        caches[number] = {names[name]: tensor for name, tensor in vars(cache).items()}
-    pages = sets[0].pages.shape[1]
-    decoder = decoding.decoder(weights.model, SHAPE, tp, rank, (rows,), caches, pages)
-    executor, lane = decoder.executors[rows], decoder.lane(rows)
-    batch = Batch(torch.arange(rows), tuple(range(rows)), (1,) * rows)
-    embedding = torch.randn(rows, SHAPE.hidden, generator=torch.Generator().manual_seed(5)).bfloat16().cuda()
-    lane.take(
-        decode.Inputs(
-            embedding, sets[0].slots_of(batch)[:, 0].int(), sets[0].pages_of(batch).int(),
+    def __init__(self, here, timer, weights, path, prepared, decoder, paths, sets, rows, tokens, memory) -> None:
+        from fasttrack_validation.contracts.kimi_k3.stock.step import Tables
+
+        self.here, self.timer, self.weights, self.path, self.prepared = here, timer, weights, path, prepared
+        self.paths, self.sets, self.rows = paths, sets, rows
+        self.executor, self.lane = decoder.executors[rows], decoder.lane(rows)
+        self.about = {"stage": "time", "rows": rows, "tp": here.ranks, "context": tokens, "memory": memory}
+        batch = Batch(torch.arange(rows), tuple(range(rows)), (1,) * rows)
+        self.tables = Tables.of(batch, sets[0], "cuda")
+        self.embedding = torch.randn(rows, SHAPE.hidden, generator=torch.Generator().manual_seed(5)).bfloat16().cuda()
+        self.bank = torch.randn(2, rows, SHAPE.hidden, generator=torch.Generator().manual_seed(6)).bfloat16().cuda()
+        inputs = decode.Inputs(
+            self.embedding, sets[0].slots_of(batch)[:, 0].int(), sets[0].pages_of(batch).int(),
             torch.full((rows,), tokens + 1, dtype=torch.int32, device="cuda"),
-        ),
-        rows,
-    )  # fmt: skip
-    executor.run()  # compiles
-    torch.cuda.synchronize()
-    here.found(stage=f"{rows} rows bound", seconds=round(time.monotonic() - began, 1), extra_bytes=decoder.extra_bytes)
-    mailboxes, nccl = Mailboxes(ctx, box), Collectives(group)
-    paths = {
-        "decode path, NCCL and separate kernels": (nccl, 0),
-        "decode path, mailboxes": (mailboxes, 0),
-        "decode path, mailboxes, prefetch": (mailboxes, PREFETCH),
-    }
-    meet()
-    tables = Tables.of(batch, sets[0], "cuda")
-    bank = torch.randn(2, rows, SHAPE.hidden, device="cuda").bfloat16()
+        )  # fmt: skip
+        self.lane.take(inputs, rows)
 
-    def stock_span(numbers) -> None:
-        stream = Stream(embedding.clone(), bank, SHAPE.block_size)
-        for number in numbers:
-            path.layer(prepared[number], stream, cache_of(sets[number % CACHES], number), tables)
+    def layers(self) -> torch.cuda.CUDAGraph:
+        """Times every span; the graph to be traced."""
+        from fasttrack_validation.contracts.kimi_k3.stock.attn_res import Stream
 
-    def stock_step() -> torch.Tensor:
-        stream = path.start(embedding)
-        for number in range(SHAPE.layers):
-            path.layer(prepared[number], stream, cache_of(sets[number % CACHES], number), tables)
-        return path.head(stream, weights.model.final_mix, weights.model.lm_head)
+        def stock_span(numbers) -> None:
+            stream = Stream(self.embedding.clone(), self.bank, SHAPE.block_size)
+            for number in numbers:
+                self._stock_layer(number, stream)
 
-    for span, numbers in SPANS.items():
-        bounds = [bound for bound in executor.bound if bound.call.members[0].place.layer in numbers]
-        graphs = stock_graph(here, lambda numbers=numbers: stock_span(numbers))
-        counts = {}
-        for name, (transport, size) in paths.items():
-            step = RankedStep(executor, lane, transport, bounds=bounds, prefetch_bytes=size)
-            graphs[name] = captured(step.run)
-            counts[name] = step.exchanges / len(numbers)
-        found = timer.interleaved(graphs, here.options["rounds"], len(numbers))
-        if rank == 0:
-            here.found(
-                stage="time", span=span, rows=rows, tp=tp, context=tokens, memory=memory, layers=numbers,
-                exchanges=counts, microseconds={name: summary(one) for name, one in found.items()},
-            )  # fmt: skip
-        if span == "KDA layer":
-            traced(here, graphs["decode path, mailboxes, prefetch"], rows)
-        del graphs
-    if rows in here.options["steps"]:
-        graphs = stock_graph(here, stock_step)
-        for name, (transport, size) in paths.items():
-            graphs[name] = captured(RankedStep(executor, lane, transport, prefetch_bytes=size).run)
-        found = timer.interleaved(graphs, here.options["step_rounds"], 1)
-        if rank == 0:
-            here.found(
-                stage="time", span="step", rows=rows, tp=tp, context=tokens, memory=memory,
-                microseconds={name: summary(one) for name, one in found.items()},
-            )  # fmt: skip
+        kept = None
+        for span, numbers in SPANS.items():
+            bounds = [bound for bound in self.executor.bound if bound.call.members[0].place.layer in numbers]
+            graphs, exchanges = stock_graph(self.here, lambda numbers=numbers: stock_span(numbers)), {}
+            for name, (transport, size) in self.paths.items():
+                step = RankedStep(self.executor, self.lane, transport, bounds=bounds, prefetch_bytes=size)
+                graphs[name] = captured(step.run)
+                exchanges[name] = step.exchanges / len(numbers)
+            kept = kept or graphs["decode path, mailboxes, prefetch"]
+            self._time(graphs, len(numbers), self.here.options["rounds"], span=span, layers=numbers, exchanges=exchanges)
+        return kept
+
+    def steps(self) -> None:
+        """Times the whole step."""
+
+        def stock_step() -> torch.Tensor:
+            stream = self.path.start(self.embedding)
+            for number in range(SHAPE.layers):
+                self._stock_layer(number, stream)
+            return self.path.head(stream, self.weights.model.final_mix, self.weights.model.lm_head)
+
+        graphs = stock_graph(self.here, stock_step)
+        for name, (transport, size) in self.paths.items():
+            graphs[name] = captured(RankedStep(self.executor, self.lane, transport, prefetch_bytes=size).run)
+        self._time(graphs, 1, self.here.options["step_rounds"], span="step")
+
+    def _stock_layer(self, number: int, stream) -> None:
+        cache = cache_of(self.sets[number % CACHES], number)
+        self.path.layer(self.prepared[number], stream, cache, self.tables)
+
+    def _time(self, graphs, each: int, rounds: int, **about) -> None:
+        found = self.timer.interleaved(graphs, rounds, each)
+        if self.here.rank == 0:
+            figures = {name: summary(one) for name, one in found.items()}
+            self.here.found(**self.about, **about, microseconds=figures)
 
 
 def stock_graph(here: Here, body) -> dict[str, torch.cuda.CUDAGraph]:

@@ -130,9 +130,8 @@ def against_oracle(here: Here) -> None:
     pristine = own_caches(state, shard)
     caches = {layer: {name: tensor.clone() for name, tensor in cache.items()} for layer, cache in pristine.items()}
     decoder = decoding.decoder(mine, shape, tp, rank, tuple(len(requests) for requests in BATCHES), caches, state.pages.shape[1])
-    for executor in decoder.executors.values():
-        executor.run()  # compiles
-    torch.cuda.synchronize()
+    here.found(stage="repacked", seconds=round(time.monotonic() - began, 1))
+    decoding.compile_all(decoder, rank, 2 * tp)
     here.found(stage="bound", seconds=round(time.monotonic() - began, 1), extra_bytes=decoder.extra_bytes)
     memory, box = connect(max(len(requests) for requests in BATCHES), group, tuple(here.options["kinds"]))
     meet()

@@ -4,6 +4,7 @@ import importlib
 import json
 import os
 import sys
+import time
 from datetime import timedelta
 from pathlib import Path
 
@@ -31,6 +32,14 @@ class Here:
         """Keeps a finding."""
         with (self.folder / f"{self.rank}.jsonl").open("a") as file:
             file.write(json.dumps(what) + "\n")
+
+    def wait_for_others(self, most: float = 45) -> None:
+        """Until the parts that were named as running beside this one have ended: what is timed is timed alone."""
+        end, others = time.monotonic() + most, [Path(done) for done in self.options.get("after", ())]
+        while not all(done.exists() for done in others):
+            if time.monotonic() > end:
+                raise RuntimeError("other parts are running still: nothing was timed")
+            time.sleep(0.1)
 
     def join(self, *, nccl: bool) -> dist.ProcessGroup:
         """The group of all ranks, with a CPU side, and with NCCL where asked for."""
@@ -67,7 +76,10 @@ if __name__ == "__main__":
     if torch.cuda.is_available():
         torch.cuda.set_device(here.device)
     file, name = PARTS[sys.argv[1]]
-    getattr(importlib.import_module(file), name)(here)
+    try:
+        getattr(importlib.import_module(file), name)(here)
+    finally:
+        (here.folder / f"{here.rank}.done").touch()
     # No tear-down of groups: peers may be gone, and everything found is kept.
     sys.stdout.flush(), sys.stderr.flush()
     os._exit(0)

@@ -87,8 +87,11 @@ extern "C" __global__ void __cluster_dims__(cluster::kBlocks, 1, 1) __launch_bou
                 sums[2 * bank] += value * query[i], sums[2 * bank + 1] += value * value;
             }
         }
-        bank_sums.start(sums);
+        counted(counts, row, count);
+        bank_sums.start(sums, 2 * bank_count);
     }
+#else
+    counted(counts, row, count);
 #endif
     float sum[kValues] = {};
     bool taken = true;
@@ -110,7 +113,6 @@ extern "C" __global__ void __cluster_dims__(cluster::kBlocks, 1, 1) __launch_bou
 #pragma unroll
         for (int i = 0; i < kValues; ++i) to[i] = stream[i];
     }
-    counted(counts, row, count);
 #ifdef MIX
     float sums[2] = {};
 #pragma unroll
@@ -118,9 +120,9 @@ extern "C" __global__ void __cluster_dims__(cluster::kBlocks, 1, 1) __launch_bou
         const float value = wide(stream[i]);
         sums[0] += value * query[i], sums[1] += value * value;
     }
-    stream_sums.start(sums);
+    stream_sums.start(sums, 2);
     cluster::arrive(), cluster::wait();
-    bank_sums.finish(), stream_sums.finish();
+    bank_sums.finish(2 * bank_count), stream_sums.finish(2);
     const auto logit = [](const float* pair) { return pair[0] * rsqrtf(pair[1] / kHidden + NORM_EPS); };
     const float last = logit(stream_sums.all);
     float largest = last;
@@ -139,16 +141,15 @@ extern "C" __global__ void __cluster_dims__(cluster::kBlocks, 1, 1) __launch_bou
     }
 #pragma unroll
     for (int i = 0; i < kValues; ++i) mixed[i] /= total, square[0] += mixed[i] * mixed[i];
-    mixed_sums.start(square);
+    mixed_sums.start(square, 1);
     cluster::arrive(), cluster::wait();
-    mixed_sums.finish();
+    mixed_sums.finish(1);
     const float scale = rsqrtf(mixed_sums.all[0] / kHidden + NORM_EPS);
     if (taken) {
         uint16_t* to = x + static_cast<size_t>(row) * kHidden + column;
 #pragma unroll
         for (int i = 0; i < kValues; ++i) to[i] = narrow(mixed[i] * scale * weight[i]);
     }
-    cluster::arrive(), cluster::wait();  // nobody leaves while others read its shared memory
 #endif
 }
 
