@@ -84,15 +84,11 @@ def times(here: Here) -> None:
         return partial
 
     path = stock.path(whole, tp, device=f"cuda:{here.device}", reduce=reduce)
-    packed: dict = {}
-    prepared = []
-    for number in range(SHAPE.layers):
-        place = weights.places[number]
-        layer = weights.model.layers[number]
-        key = ("moe", place[1]) if place[0] != "dense" else place
-        if key not in packed:
-            packed[key] = path.prepare(number, layer).mlp
-        prepared.append(stock_layer(number, layer, packed[key]))
+    try:
+        prepared = stock_layers(path, weights)
+    except Exception:
+        prepared = None
+        here.found(stage="stock path failed", why=traceback.format_exc()[-1500:])
     here.found(stage="stock prepared", seconds=round(time.monotonic() - began, 1))
     sizes = here.options["rows"]
     sets = states(weights.of, max(sizes), tokens)
@@ -124,11 +120,18 @@ def times(here: Here) -> None:
         traced(here, graph, rows)
 
 
-def stock_layer(number: int, layer, mlp):
-    """A prepared layer that shares its experts."""
+def stock_layers(path, weights: Weights) -> list:
+    """The stock path's layers, those of a set with the same repacked experts."""
     from fasttrack_validation.contracts.kimi_k3.stock.layer import PreparedLayer
 
-    return PreparedLayer(number, layer.attention_mix, layer.attention, layer.mlp_mix, mlp)
+    packed, made = {}, []
+    for number, layer in sorted(weights.model.layers.items()):
+        kind, place = weights.places[number]
+        key = (kind if kind == "dense" else "moe", place)
+        if key not in packed:
+            packed[key] = path.prepare(number, layer).mlp
+        made.append(PreparedLayer(number, layer.attention_mix, layer.attention, layer.mlp_mix, packed[key]))
+    return made
 
 
 class Size:
