@@ -57,6 +57,12 @@ def test_a_kernel_passes_small_batches(judge, op):
     check(judge, op, *SMALL[op], DIRECTORY.space(op).default)
 
 
+@pytest.mark.parametrize("tp", [2, 4])
+def test_attention_takes_more_heads_than_a_tensor_core(judge, tp):
+    """48 and 24 heads, the second with a group that is not full."""
+    check(judge, "mla_core", tp, 2, ("boundaries",), DIRECTORY.space("mla_core").default)
+
+
 # What `prepare` gives comes back through the sandbox, whose answers are limited.
 PREPARED_MEGABYTES = {"front": 80, "experts": 80}
 

@@ -1,8 +1,8 @@
 """Attention of all heads of a row over its latent rows in the paged cache, split over programs.
 
-split    One program a (row, slice of its tokens): the heads, padded to 16, share each cached row, which serves as key
-         and as value and is read once. Slices follow the row's length, so that whatever it is all programs get as much
-         to do. Tensor cores take bfloat16: queries and rows are that already, probabilities are rounded to it before
+split    One program a (row, slice of its tokens, 16 heads): the heads, padded to 16, share each cached row, which serves
+         as key and as value and is read once. Slices follow the row's length, so that whatever it is all programs get as
+         much to do. Tensor cores take bfloat16: queries and rows are that already, probabilities are rounded to it before
          they meet the values; scores, the running maximum and all sums are float32.
 combine  One program a (row, head): the slices' sums under their common maximum.
 
@@ -16,6 +16,9 @@ import triton.language as tl
 
 LATENT = 512
 SHARED = 64
+# Heads of a program: what a tensor core takes at least. Ranks of TP 8 and more have fewer; those of less read a cached row
+# once for every group.
+HEADS_TOGETHER = 16
 # 192^-0.5, and scores in powers of two: exp2 is the instruction that there is.
 SCALE_LOG2 = 192**-0.5 * 1.4426950408889634
 
@@ -34,11 +37,11 @@ def launch(ctx, buffers, axes, config):
     """Enqueues two launches."""
     rows, heads, splits = axes["rows"], axes["heads"], config["splits"]
     slices = (buffers.sums, buffers.largest, buffers.totals)
-    _attend[(splits, rows)](
+    _attend[(splits, rows, triton.cdiv(heads, HEADS_TOGETHER))](
         buffers.query, buffers.page_table, buffers.lengths, buffers.cache, *slices,
         buffers.page_table.stride(0), buffers.cache.stride(0) // 8,
-        HEADS=heads, PAGE=axes["page_size"], L=LATENT, S=SHARED, SPLITS=splits, TOKENS=config["block_tokens"],
-        SCALE=SCALE_LOG2, num_warps=config["num_warps"], num_stages=config["num_stages"],
+        HEADS=heads, PADDED=HEADS_TOGETHER, PAGE=axes["page_size"], L=LATENT, S=SHARED, SPLITS=splits,
+        TOKENS=config["block_tokens"], SCALE=SCALE_LOG2, num_warps=config["num_warps"], num_stages=config["num_stages"],
     )  # fmt: skip
     _combine[(heads, rows)](
         buffers.lengths, *slices, buffers.context, HEADS=heads, L=LATENT, SPLITS=splits, num_warps=4
@@ -48,18 +51,17 @@ def launch(ctx, buffers, axes, config):
 @triton.jit(do_not_specialize=["table_stride", "page_stride"])
 def _attend(
     query, page_table, lengths, cache, sums, largest, totals, table_stride, page_stride,
-    HEADS: tl.constexpr, PAGE: tl.constexpr, L: tl.constexpr, S: tl.constexpr, SPLITS: tl.constexpr,
-    TOKENS: tl.constexpr, SCALE: tl.constexpr,
+    HEADS: tl.constexpr, PADDED: tl.constexpr, PAGE: tl.constexpr, L: tl.constexpr, S: tl.constexpr,
+    SPLITS: tl.constexpr, TOKENS: tl.constexpr, SCALE: tl.constexpr,
 ):  # fmt: skip
-    """Grid (splits, rows)."""
-    PADDED: tl.constexpr = 16
+    """Grid (splits, rows, groups of heads)."""
     split = tl.program_id(0)
     row = tl.program_id(1).to(tl.int64)
     length = tl.load(lengths + row)
     per_slice = tl.cdiv(tl.cdiv(length, SPLITS), TOKENS) * TOKENS
     first = split * per_slice
     last = tl.minimum(first + per_slice, length)
-    head = tl.arange(0, PADDED)
+    head = tl.program_id(2) * PADDED + tl.arange(0, PADDED)
     live = head[:, None] < HEADS
     latent = tl.arange(0, L)
     shared = tl.arange(0, S)
