@@ -1,5 +1,9 @@
-"""Several ranks on one GPU, each with a stream and a mailbox of its own: sums, batches that come and go, lost ranks."""
+"""Several ranks on one GPU, each with a stream and a mailbox of its own: sums, batches that come and go, lost ranks. And
+ranks in processes of their own, on one GPU and on several, as the benchmark runs them."""
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import fasttrack_models.kimi_k3 as package
@@ -7,6 +11,8 @@ import pytest
 import torch
 
 RANKS, ROWS, HIDDEN = 4, 4, 7168
+PATIENCE = 500_000_000
+BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "exchange"
 pytestmark = pytest.mark.gpu
 
 
@@ -21,9 +27,9 @@ def ctx():
     root = Path(package.__file__).parent
     sources = {path.relative_to(root).as_posix(): path.read_text() for path in root.rglob("*.cu*")}
     made = launcher.ServingContext(launcher.hardware("h200"), sources)
-    # Compiles both kernels, for which a rank would have to wait in the middle of its first exchange.
-    row = torch.zeros(1, HIDDEN, device="cuda")
-    exchange(made, local(1, ROWS, "cuda")[0], row, row.bfloat16(), row.bfloat16())
+    # Compiles the kernel, for which a rank would have to wait in the middle of its first exchange.
+    row = torch.zeros(1, HIDDEN, device="cuda").bfloat16()
+    exchange(made, local(1, ROWS, "cuda")[0], row, row, torch.empty_like(row), patience_ns=PATIENCE)
     torch.cuda.synchronize()
     return made
 
@@ -37,14 +43,14 @@ def ranks():
 
 def shares(rows: int, seed: int) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(rows, HIDDEN, generator=generator).cuda() for _ in range(RANKS)]
+    return [torch.randn(rows, HIDDEN, generator=generator).bfloat16().cuda() for _ in range(RANKS)]
 
 
 def expected(given: list[torch.Tensor], residual: torch.Tensor) -> torch.Tensor:
-    """Every share rounded, summed in rank order in float32, the residual added, rounded: on the CPU."""
+    """Every share summed in rank order in float32, the residual added, rounded: on the CPU."""
     total = torch.zeros(given[0].shape)
     for share in given:
-        total += share.cpu().bfloat16().float()
+        total += share.cpu().float()
     return (total + residual.cpu().float()).bfloat16()
 
 
@@ -55,7 +61,7 @@ def run(ctx, boxes, streams, given, residual, present=range(RANKS)):
     torch.cuda.synchronize()
     for rank in present:
         with torch.cuda.stream(streams[rank]):
-            exchange(ctx, boxes[rank], given[rank], residual, outs[rank])
+            exchange(ctx, boxes[rank], given[rank], residual, outs[rank], patience_ns=PATIENCE)
     torch.cuda.synchronize()
     return outs
 
@@ -112,3 +118,39 @@ def test_another_batch_stops_all_and_gives_no_wrong_row(ctx, ranks):
     for rank in (0, 2, 3):
         assert torch.equal(outs[rank][:1].cpu(), right) and outs[rank][1].isnan().all()
         assert boxes[rank].health.any()
+
+
+def ran(tmp_path, *arguments: str) -> list[dict]:
+    """The parts of a run of the benchmark."""
+    done = subprocess.run(
+        [sys.executable, BENCHMARK, "--out", tmp_path, *arguments], capture_output=True, text=True, timeout=500
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads((tmp_path / "exchange.json").read_text())["parts"]
+
+
+def check(parts: list[dict]) -> None:
+    for part in parts:
+        if part["part"] == "fault":
+            assert part["as expected"], part
+        else:
+            lines = [line for rank in part["ranks"] for line in rank["found"]]
+            assert [rank["ended"] for rank in part["ranks"]] == [0] * len(part["ranks"]), part
+            assert lines and all(line.get("right", True) for line in lines), part
+
+
+def test_processes_that_share_a_gpu_exchange_and_stop_together(tmp_path):
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA GPU")
+    parts = ran(tmp_path, "--parts", "alone", "faults", "--devices", "0", "0")
+    assert {part.get("scenario") for part in parts} >= {"killed", "stalled", "other batch"}
+    check(parts)
+
+
+def test_gpus_exchange_and_stop_together(tmp_path):
+    """The same between GPUs, and whole steps of a small model of true widths against the oracle."""
+    if torch.cuda.device_count() < 2:
+        pytest.skip(f"needs two CUDA GPUs, this machine has {torch.cuda.device_count()}")
+    parts = ran(tmp_path, "--parts", "alone", "faults", "model", "--devices", "0", "1")
+    assert {part.get("memory") for part in parts} >= {"symmetric", "ipc"}
+    check(parts)
