@@ -70,7 +70,7 @@ struct Block {
     std::vector<Warp> warps;
     std::map<uint32_t, Mbar> mbars;
 };
-struct Index { unsigned x; };
+struct Index { unsigned x, y; };
 struct Fiber { ucontext_t ctx; Index tid, bid; Block* block; bool done; };
 
 static Fiber* cur;
