@@ -143,6 +143,7 @@ def test_without_a_fault_nothing_shows(ctx):
     assert behaves(ctx)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_in_the_kernel_shows(tmp_path, fault):
     right, wrong = FAULTS[fault]

@@ -65,6 +65,29 @@ def test_a_dropped_rule_is_missed(rule):
     assert explore(KERNELS, plan).violation is None
 
 
+@pytest.mark.parametrize(
+    "plan",
+    [
+        Plan(ranks=2, batches=(2, 2), exchanges=3, uses=((0, 1), (0,), (1,))),
+        Plan(ranks=2, batches=(2, 2), exchanges=2, uses=((0,), (1,))),
+        Plan(ranks=3, batches=(2,), exchanges=2, uses=((0,), (1,))),
+    ],
+    ids=str,
+)
+def test_exchanges_may_use_other_words_than_the_one_before(plan):
+    assert explore(KERNELS, plan).violation is None
+
+
+def test_a_word_that_lies_idle_until_its_tag_comes_round_is_taken_for_another():
+    """Tags of two bits come round after four exchanges, the kernels' after 65,536."""
+    few = Protocol(tag_bits=2)
+    idle = Plan(ranks=2, batches=(2, 2), exchanges=4, uses=((0, 1), (1,), (1,), (1,)))
+    assert explore(few, idle).violation.kind == "wrong_value"
+    assert explore(KERNELS, idle).violation is None
+    sooner = Plan(ranks=2, batches=(2, 2), exchanges=3, uses=((0, 1), (1,), (1,)))
+    assert explore(few, sooner).violation is None
+
+
 def test_armed_slots_with_a_fence_hold_too():
     """The public path's protocol, with the fence and the slots that it needs: the model refuses no honest one."""
     assert explore(Protocol(kind=SENTINEL), Plan(ranks=2, batches=(1, 2, 1), exchanges=2)).violation is None

@@ -41,6 +41,14 @@ class Plan:
     exchanges: int
     other: tuple[int, tuple[int, ...]] | None = None
     """(rank, the batches that it replays instead)"""
+    uses: tuple[tuple[int, ...], ...] = ()
+    """Of each exchange of a step, the rows that it uses; it counts for the others as well. All, if empty. So a row can stand
+    for a word that only some kinds of exchange need"""
+
+    def taking_part(self, rank: int, number: int) -> tuple[int, ...]:
+        """The rows of exchange `number`, as `rank` sees it."""
+        step, within = divmod(number, self.exchanges)
+        return tuple(row for row in range(self.rows(rank, step)) if not self.uses or row in self.uses[within])
 
     def rows(self, rank: int, step: int) -> int:
         """How many rows a rank takes part with in a step."""
@@ -164,13 +172,13 @@ def moves(protocol: Protocol, plan: Plan, faults: Faults, state: State) -> Itera
 
 
 def _waited_for(plan: Plan, index: int, rank: Rank) -> frozenset[tuple[int, int]]:
-    rows = plan.rows(index, rank.number // plan.exchanges)
-    return frozenset((source, row) for source in range(plan.ranks) if source != index for row in range(rows))
+    rows = plan.taking_part(index, rank.number)
+    return frozenset((source, row) for source in range(plan.ranks) if source != index for row in rows)
 
 
 def _published(protocol: Protocol, plan: Plan, state: State, index: int, number: int) -> State:
     stores = set(state.stores)
-    for row in range(plan.rows(index, number // plan.exchanges)):
+    for row in plan.taking_part(index, number):
         slot, tag = protocol.place(plan, index, number, row)
         word = Word(tag if protocol.kind == TAGGED else None, (number, index, row))
         for owner in range(plan.ranks):
