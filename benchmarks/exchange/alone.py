@@ -202,7 +202,10 @@ def latency(here: Here) -> None:
             dist.all_gather_into_tensor(latents, latents[rank])
             dist.all_gather_into_tensor(partial, partial[rank])
 
-        bodies |= {"sum: NCCL, add": nccl_sum, "sum and mix: NCCL, add, mix": nccl_mix, "expert sums: NCCL, two gathers": nccl_experts}
+        bodies |= {
+            "sum: NCCL, add": nccl_sum, "sum and mix: NCCL, add, mix": nccl_mix,
+            "expert sums: NCCL, two gathers": nccl_experts,
+        }  # fmt: skip
         graphs = {name: captured(body, IN_A_GRAPH) for name, body in bodies.items()}
         times = timer.interleaved(graphs, here.options["rounds"], IN_A_GRAPH)
         if rank == 0:

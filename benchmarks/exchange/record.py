@@ -121,7 +121,7 @@ def timed(line: dict, rights: dict) -> Iterator[dict]:
     """A span's paths, each measured or failed."""
     what = "step" if line["span"] == "step" else "layer"
     for path, figures in line["microseconds"].items():
-        cell = {"what": what, "span": line["span"], "path": path, **{key: line[key] for key in ("tp", "rows", "context", "memory")}}
+        cell = {"what": what, "path": path, **{key: line[key] for key in ("span", "tp", "rows", "context", "memory")}}
         known = next((why for name, why in rights.items() if path.startswith(name)), ("not examined in this run",) * 2)
         why = known[0] if line["span"] == "KDA layer" else known[1]
         if why:
@@ -140,7 +140,8 @@ def main() -> None:
     chosen.out.parent.mkdir(parents=True, exist_ok=True)
     chosen.out.write_text(json.dumps(made, indent=1, allow_nan=False) + "\n")
     for cell in made["cells"]:
-        print(cell["outcome"], cell["what"], *(str(cell[key]) for key in ("tp", "rows", "span", "path", "scenario", "memory") if key in cell))
+        about = (str(cell[key]) for key in ("tp", "rows", "span", "path", "scenario", "memory") if key in cell)
+        print(cell["outcome"], cell["what"], *about)
 
 
 if __name__ == "__main__":

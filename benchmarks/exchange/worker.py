@@ -16,7 +16,8 @@ from fasttrack_models.kimi_k3 import launcher
 from fasttrack_models.kimi_k3.exchange import Mix, Parcel, exchange, gather, local, prefetch
 
 PARTS = {
-    "alone": ("alone", "correct"), "latency": ("alone", "latency"), "fault": ("faults", "worker"), "model": ("model", "against_oracle"),
+    "alone": ("alone", "correct"), "latency": ("alone", "latency"), "fault": ("faults", "worker"),
+    "model": ("model", "against_oracle"),
     "layers": ("layers", "times"), "agree": ("faults", "agree_only"),
 }  # fmt: skip
 
