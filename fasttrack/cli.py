@@ -326,14 +326,24 @@ app.command()(decide_cli.decide)
 
 
 @app.command()
-def report(model: ModelName, as_json: AsJson = False) -> None:
-    """Show where the model's design report lies, and the page itself.
+def report(
+    model: ModelName,
+    write: Annotated[bool, typer.Option("--write", help="render the pages again from the evidence that is there")] = False,
+    base: Annotated[
+        str | None, typer.Option(metavar="REV", help="with --write: list as touched what differs from this revision")
+    ] = None,
+    check: Annotated[bool, typer.Option("--check", help="are the pages what the evidence gives? exit 1 where not")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show the model's design report, render it again from evidence, or hold it against evidence.
 
-    Example: `fasttrack report kimi_k3 | less`
+    Example: `fasttrack report kimi_k3 --write --base origin/main`
     """
-    from . import commands
+    from . import report_commands
 
-    commands.report(model, as_json=as_json)
+    if write and check or (base is not None and not write):
+        raise UserError("these options exclude each other", "--write, with --base or without, or --check")
+    report_commands.report(model, write=write, base=base, check=check, as_json=as_json)
 
 
 @app.command()

@@ -149,19 +149,6 @@ def _rule(verdict: Verdict, as_json: bool, *, cached: bool = False) -> NoReturn:
     raise typer.Exit(STATUS_CODE[verdict.status])
 
 
-def report(model: str, *, as_json: bool) -> None:
-    """Prints the design report of the tree."""
-    directory = model_dir.load(model)
-    pages = sorted((directory.path / "report").glob("**/*.md"))
-    if not pages:
-        raise UserError(f"{directory.path / 'report'} has no report", f"make one: `fasttrack propose {model} --op OP`")
-    if as_json:
-        print(json.dumps({"pages": [str(page) for page in pages]}))
-        return
-    for page in pages:
-        print(f"<!-- {page} -->\n{page.read_text('utf-8')}")
-
-
 def doctor(*, as_json: bool) -> NoReturn:
     """Prints every check."""
     from . import doctor as checks

@@ -106,14 +106,15 @@ class Grid:
         record = self._read(spec)
         if record is None:
             return Cell(spec, Standing.MISSING, None, "nothing is kept: run `fasttrack grid run` on such a machine")
-        if stale := self._stale(record):
+        if stale := self.stale(record):
             return Cell(spec, Standing.STALE, record, f"what is kept is about other sources ({stale})")
         failed = isinstance(record.outcome, Failed)
         return Cell(
             spec, Standing.FAILED if failed else Standing.MEASURED, record, record.outcome.reason if failed else ""
         )
 
-    def _stale(self, record: Record) -> str:
+    def stale(self, record: Record) -> str:
+        """What of a record's subject is another by now; empty where its figures still count."""
         now, then = self.subject(record.spec).model_dump(), record.subject.model_dump()
         return ", ".join(name for name in now if now[name] != then[name])
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from fasttrack_validation.performance.runner import Runner
 
     from .report.data import ReportData
+    from .report.record import DesignRecord
 
 
 def default() -> Services:
@@ -114,13 +115,17 @@ class Writers:
         return Document(evidence.file_name(statement), text)
 
     def report(self, bundle: Bundle, evidence: Document, written: Sequence[Document]) -> tuple[Document, ...]:
-        """The design report as a page for browsers and as Markdown, and the archive's summary behind it."""
+        """The design report as a page for browsers and as Markdown, what it says beside evidence, and the archive."""
+        from .report import record
         from .report.assemble import archive_document
         from .report.render import render
 
         archive = archive_document(bundle)
-        markdown, page = render(self._data(bundle, evidence, (*written, archive)))
-        return Document("report/design.html", page), Document("report/design.md", markdown), archive
+        told, data = self._data(bundle, evidence, (*written, archive))
+        markdown, page = render(data)
+        return (
+            Document(record.PAGE, page), Document(record.MARKDOWN, markdown), Document(record.DESIGN, told.text()), archive,
+        )  # fmt: skip
 
     def pull_request(
         self, bundle: Bundle, evidence: Document, written: Sequence[Document], commit: str, gate: Gated
@@ -129,15 +134,22 @@ class Writers:
         from .pull_request import pull_request
         from .report.assemble import archive_document
 
-        data = self._data(bundle, evidence, (*written, archive_document(bundle)))
+        _, data = self._data(bundle, evidence, (*written, archive_document(bundle)))
         draft = pull_request(data, gate.answer, head=commit, branch=bundle.request.branch)
         return PullRequest(draft.title, draft.body)
 
-    def _data(self, bundle: Bundle, document: Document, written: Sequence[Document]) -> "ReportData":
+    def _data(
+        self, bundle: Bundle, document: Document, written: Sequence[Document]
+    ) -> "tuple[DesignRecord, ReportData]":
         from . import evidence
-        from .report.assemble import report_data
+        from .report.assemble import record_of
+        from .report.page import report_data
 
-        return report_data(bundle, evidence.parse(document.text.encode(), document.path), written)
+        root = bundle.directory.path
+        files = {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+        files |= {one.path: one.text.encode() for one in (*written, document)}
+        told = record_of(bundle, evidence.parse(files[document.path], document.path), written)
+        return told, report_data(files, bundle.directory.manifest, told)
 
 
 def no_grid_card(hardware: str) -> str | None:

@@ -12,6 +12,7 @@ from fasttrack_validation.records import Frozen, canonical_json, sha256
 
 from ..confinement.check import ChangedFile
 from ..evidence import Name, OpName, PerformanceCell, Stage, Statement
+from .layers import Layer
 
 _FIGURE = re.compile(
     r"(?<![A-Za-z0-9_])\d+([.,]\d+)*\s*(x\b|×|%|percent\b|-?fold\b|times\b|[µu]s\b|ms\b|ns\b|seconds?\b|tok|[KMGT]i?B\b|[GTP]FLOP)",
@@ -103,12 +104,34 @@ class Grid(Frozen):
     buckets: tuple[str, ...] = Field(min_length=1)
 
 
+class Place(Frozen):
+    """One hardware and TP of the manifest's envelope."""
+
+    hardware: str
+    tp: int
+    rows: tuple[int, int] = Field(description="inclusive")
+    verify_width: int = 1
+    dtypes: tuple[str, ...] = ()
+
+
+class Standing(Frozen):
+    """An op of the manifest that the change is not about."""
+
+    op: OpName
+    status: Status | None = Field(description="of the judge's statement; None where there is none")
+    source: str | None = None
+
+
 class Risk(Frozen):
     """A mechanism that deserves a reviewer's eye, found by reading the sources and the plan."""
 
     mechanism: str
     where: str
     ask: str = Field(description="what the reviewer should ask")
+
+
+NOBODY = "no run of the lane is recorded"
+"""The agent of kernels that came another way"""
 
 
 class Provenance(Frozen):
@@ -145,6 +168,7 @@ class ReportData(Frozen):
     """Everything on the page."""
 
     model: Name
+    title: str = Field(default="", description="the model's name for people")
     directory: str = Field(pattern="^[A-Za-z0-9_]+(/[A-Za-z0-9_]+)+$")
     problem: Prose
     ops: tuple[OpReport, ...]
@@ -160,6 +184,9 @@ class ReportData(Frozen):
     owner_paragraph: str = Field(description="a person's own words; empty means that nothing leaves draft")
     maintenance: Maintenance
     decisions: tuple[Decision, ...]
+    layers: tuple[Layer, ...] = Field(default=(), description="cells of the model's own grid")
+    places: tuple[Place, ...] = Field(default=(), description="the envelope, place by place")
+    standings: tuple[Standing, ...] = ()
     not_run: tuple[tuple[str, str], ...] = Field(default=(), description="(what, why) of other stages that did not run")
 
     @model_validator(mode="after")
@@ -175,15 +202,39 @@ class ReportData(Frozen):
 
     @property
     def evidence_digest(self) -> str:
-        """SHA-256 over the statements: what a decision or a pull request refers to."""
-        return sha256(
-            canonical_json({op.op: sha256(op.statement.canonical_json().encode()) for op in self.ops}).encode()
-        )
+        """SHA-256 over the statements and the grid's cells: what a decision or a pull request refers to."""
+        digests = {op.op: sha256(op.statement.canonical_json().encode()) for op in self.ops}
+        digests |= {layer.source: sha256(layer.canonical_json().encode()) for layer in self.layers}
+        return sha256(canonical_json(digests).encode())
 
     @property
     def accepted(self) -> int:
         """How many of the manifest's ops have an accepted verdict."""
-        return sum(op.verdict.status is Status.ACCEPTED and op.op in self.manifest_ops for op in self.ops)
+        told = sum(op.verdict.status is Status.ACCEPTED and op.op in self.manifest_ops for op in self.ops)
+        return told + sum(one.status is Status.ACCEPTED for one in self.standings)
+
+    @property
+    def recorded(self) -> bool:
+        """Whether a run of the lane wrote the change."""
+        return self.provenance.agent != NOBODY
+
+    @property
+    def radius(self) -> tuple[tuple[str, int, str, int], ...]:
+        """(directory, files, what happened to them, bytes) of the files that differ, by directory."""
+        groups: dict[str, list[ChangedFile]] = {}
+        for file in self.files:
+            groups.setdefault(file.path.rpartition("/")[0], []).append(file)
+        words = {"A": "added", "M": "modified", "D": "deleted", "T": "type changed"}
+        return tuple(
+            (name, len(held), ", ".join(f"{n} {words[s]}" for s in words if (n := sum(f.status == s for f in held))),
+             sum(f.bytes for f in held))
+            for name, held in sorted(groups.items())
+        )  # fmt: skip
+
+    @property
+    def measured_layers(self) -> tuple[Layer, ...]:
+        """The cells of the model's grid that hold figures."""
+        return tuple(layer for layer in self.layers if layer.measured)
 
     def cell(self, op: OpReport, hardware: str, tp: int, bucket: str) -> PerformanceCell:
         """The cell of an op; one that no evidence speaks about is not measured, for that reason."""
@@ -223,6 +274,9 @@ class ReportData(Frozen):
             ]
             rows += [(f"{op.op}: {check.check}, {check.title}", check.message or "the check did not run")
                      for check in op.verdict.checks if check.outcome is Outcome.NOT_RUN]  # fmt: skip
-        told = {op.op for op in self.ops}
-        rows += [(f"{op}: everything", "no statement of the judge") for op in self.manifest_ops if op not in told]
+        told = {op.op for op in self.ops} | {one.op for one in self.standings if one.status is not None}
+        if silent := [op for op in self.manifest_ops if op not in told]:
+            names = ", ".join(silent) if len(silent) <= 4 else f"{len(silent)} ops"
+            rows.append((f"{names}: everything", "no statement of the judge"))
+        rows += [(f"{one.hardware}: {one.name}", one.outcome.reason) for one in self.layers if not one.measured]
         return (*rows, *self.not_run, *((f"exam {exam.name}", exam.reason) for exam in self.exams))

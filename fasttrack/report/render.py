@@ -11,6 +11,7 @@ import jinja2
 from fasttrack_validation.claims.cells import Measured, Ratio, speedup
 
 from ..confinement.names import invisible
+from .charts import BAR, envelope_map, shortened, timelines
 from .data import ReportData
 from .drawing import BOX, draw
 
@@ -93,6 +94,45 @@ def cell_lines(cell) -> tuple[tuple[str, str], ...]:
     return tuple(lines)
 
 
+def worst(layer) -> tuple:
+    """(ruling, stock's ruling of the same tensor or None, how many tensors) of the tensor that stands worst at p99.9."""
+    pairs = paired(layer)
+    return max(pairs, key=lambda pair: _standing(pair[0])) + (len(pairs),)
+
+
+def _standing(ruling) -> tuple[float, float]:
+    mine, plain = ruling.candidate.p999, ruling.plain.p999
+    return (mine / plain if plain else float("inf") if mine else 0.0), mine
+
+
+def merged(rows) -> tuple[tuple[str, str], ...]:
+    """(what, why) rows with those of one reason in one row."""
+    found: dict[str, list[str]] = {}
+    for what, why in rows:
+        found.setdefault(why, []).append(what)
+    return tuple(("; ".join(held), why) for why, held in found.items())
+
+
+def by_mechanism(risks) -> tuple[tuple[str, str, tuple[str, ...]], ...]:
+    """(mechanism, question, places) of the risks, one row a mechanism."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for risk in risks:
+        found.setdefault((risk.mechanism, risk.ask), []).append(risk.where)
+    return tuple((mechanism, ask, tuple(places)) for (mechanism, ask), places in sorted(found.items()))
+
+
+def source_link(where: str) -> str | None:
+    """The address of the file that a risk names first, at its first line; None where it names none."""
+    found = re.match(r"([\w./-]+\.(?:py|cuh?|h|hpp)), line (\d+)", where)
+    return f"{link(found[1])}#L{found[2]}" if found else None
+
+
+def paired(layer) -> tuple:
+    """(specialised ruling, stock's ruling of the same tensor or None) of a measured layer."""
+    stock = {one.tensor: one for one in layer.outcome.stock.rulings}
+    return tuple((one, stock.get(one.tensor)) for one in layer.outcome.specialised.rulings)
+
+
 @cache
 def environment() -> jinja2.Environment:
     """The templates, with HTML escaped by default and no undefined name let through."""
@@ -103,8 +143,10 @@ def environment() -> jinja2.Environment:
         autoescape=lambda name: bool(name) and name.endswith(".html.j2"), finalize=_finalize,
     )  # fmt: skip
     made.filters |= {"md": markdown, "code": code, "link": link, "us": microseconds, "error": error, "count": count,
-                     "paragraphs": paragraphs}  # fmt: skip
-    made.globals |= {"draw": draw, "ratio": ratio, "cell_lines": cell_lines, "BOX": BOX}
+                     "paragraphs": paragraphs, "shortened": shortened}  # fmt: skip
+    made.globals |= {"draw": draw, "ratio": ratio, "cell_lines": cell_lines, "BOX": BOX, "BAR": BAR, "drawn": timelines,
+                     "envelope_map": envelope_map, "worst": worst, "merged": merged,
+                     "by_mechanism": by_mechanism, "source_link": source_link}  # fmt: skip
     return made
 
 

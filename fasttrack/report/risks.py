@@ -12,7 +12,7 @@ _SOURCE = (
     ("atomics", r"\batomic_\w+|\batomic(Add|CAS|Exch|Max|Min)\b", "does the order of arrival change a result?"),
     (
         "cross-block wait",
-        r"while[^\n]*(atomic|volatile|ld_acquire|load\([^\n]*(flag|lock|sem|ready|count))|__nanosleep"
+        r"ld\.acquire|while[^\n]*(atomic|volatile|ld_acquire|load\([^\n]*(flag|lock|sem|ready|count))|__nanosleep"
         r"|grid\.sync|cooperative_groups",
         "are all blocks resident, and what happens when one is not?",
     ),

@@ -2,8 +2,6 @@
 
 import os
 import re
-import shutil
-import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -16,13 +14,9 @@ from fasttrack.report.risks import risky_mechanisms
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from report_layers import HOSTILE, with_layers
 
 GOLDEN = Path(__file__).parent / "golden"
-HOSTILE = (
-    " <script>alert(1)</script> <img src=x onerror=x> | ` `` *b* _i_ [x](javascript:x) @everyone \u202e\u200b\x1b[2K "
-    "https://evil.example \n\n# heading\n| a | b |\n```\n::error::x --> </p></section></svg>"
-)
-
 
 class Outline(HTMLParser):
     """Element counts, text, ids and references of a page."""
@@ -225,37 +219,3 @@ def test_risks_are_found_by_reading(report):
         "prefetch launch",
         "early programmatic launch",
     }
-
-
-@pytest.mark.slow
-def test_a_real_browser_shows_it(make_report, tmp_path):
-    """Rendered height, no horizontal overflow of the page, and no request for anything but the page itself."""
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if chromium is None:
-        pytest.skip("no chromium on PATH")
-    page = tmp_path / "design.html"
-    probe = (
-        "<script>document.title = JSON.stringify([document.documentElement.scrollWidth <= innerWidth, "
-        "document.body.scrollHeight, performance.getEntriesByType('resource').length])</script>"
-    )
-    page.write_text(render(make_report(HOSTILE, measured_cells=True))[1].replace("</body>", probe + "</body>"))
-    for width in (1200, 500):
-        done = subprocess.run(
-            [
-                chromium,
-                "--headless",
-                "--no-sandbox",
-                "--disable-gpu",
-                "--disable-background-networking",
-                f"--user-data-dir={tmp_path / 'profile'}",
-                f"--window-size={width},900",
-                "--dump-dom",
-                page.as_uri(),
-            ],
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=True,
-        )
-        fits, height, resources = re.search(r"<title>\[(\w+),(\d+),(\d+)\]</title>", done.stdout).groups()
-        assert (fits, resources) == ("true", "0") and int(height) > 2000
