@@ -13,7 +13,7 @@ import typer
 
 from fasttrack_validation.errors import UserError
 
-from . import claims_cli, decide_cli, evidence_cli, exam_cli, gate_cli, grid_cli
+from . import claims_cli, decide_cli, evidence_cli, exam_cli, forge_cli, gate_cli, grid_cli
 
 app = typer.Typer(
     name="fasttrack",
@@ -323,6 +323,7 @@ def evaluate(
 
 app.command()(gate_cli.gate)
 app.command()(decide_cli.decide)
+app.command()(forge_cli.export)
 
 
 @app.command()
@@ -388,6 +389,7 @@ app.add_typer(claims_cli.app)
 app.add_typer(exam_cli.app)
 app.add_typer(evidence_cli.app)
 app.add_typer(grid_cli.app)
+app.add_typer(forge_cli.app)
 
 
 @trace.command("export")

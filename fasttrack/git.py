@@ -340,9 +340,36 @@ class Repository:
         )
         return Commit(self.resolve("HEAD"), f"{name} <{email}>", person is None)
 
-    def push(self, remote: str, branch: str) -> None:
-        """Pushes one branch under its own name, never by force. UserError with git's reason when refused."""
-        self._write("push", "--quiet", remote, f"refs/heads/{branch}:refs/heads/{branch}")
+    def delete_branch(self, branch: str) -> None:
+        """Deletes a local branch of our own making."""
+        self._write("update-ref", "-d", f"refs/heads/{branch}")
+
+    def remote_branches(self, remote: str, *branches: str) -> dict[str, str]:
+        """Branch -> commit at `remote`, of those of `branches` that are there. UserError where it cannot be reached."""
+        out = self._write("ls-remote", "--quiet", remote, *(f"refs/heads/{branch}" for branch in branches)).stdout
+        rows = (line.split("\t", 1) for line in out.decode("utf-8", "replace").splitlines() if "\t" in line)
+        return {name.removeprefix("refs/heads/"): oid for oid, name in rows}
+
+    def fetch(self, remote: str, branch: str) -> None:
+        """Fetches the objects of a branch; no ref, FETCH_HEAD or configuration of this repository changes."""
+        self._write("fetch", "--quiet", "--no-tags", "--no-write-fetch-head", "--no-recurse-submodules", remote,
+                    f"refs/heads/{branch}")  # fmt: skip
+
+    def is_ancestor(self, old: str, new: str) -> bool:
+        """Whether commit `new` holds commit `old`, of which this repository may know nothing."""
+        return self._read("merge-base", "--is-ancestor", old, new, ok=(0, 1, 128)).returncode == 0
+
+    def push(self, remote: str, branch: str, *, commit: str | None = None, replaces: str | None = None) -> None:
+        """Pushes one branch under its own name. UserError with git's reason when refused.
+
+        Never by force, but for `replaces`: then only while the remote's branch is that very commit ("" for none).
+        """
+        lease = [f"--force-with-lease=refs/heads/{branch}:{replaces}"] if replaces is not None else []
+        self._write("push", "--quiet", *lease, remote, f"{commit or f'refs/heads/{branch}'}:refs/heads/{branch}")
+
+    def take_back(self, remote: str, branch: str, commit: str) -> None:
+        """Deletes a branch at `remote` that is still at `commit`, as it was pushed."""
+        self._write("push", "--quiet", f"--force-with-lease=refs/heads/{branch}:{commit}", remote, f":refs/heads/{branch}")
 
     def _write(self, *args: str, stdin: bytes = b"", ok: tuple[int, ...] = (0,), **env: str):
         return _git(args, env=_environment(**env), cwd=self.work_tree or self.git_dir, stdin=stdin, ok=ok)

@@ -1,6 +1,8 @@
 """The draft pull request: its body, rendered from evidence, and what keeps it a draft. Opening it is a person's act."""
 
-from typing import Literal
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
@@ -8,6 +10,10 @@ from fasttrack_validation.records import Frozen
 
 from .gate import GateResult
 from .report.data import ReportData
+from .targets.profile import Profile, load
+
+if TYPE_CHECKING:
+    from .forge.github import Found
 
 
 class PullRequest(Frozen):
@@ -22,18 +28,25 @@ class PullRequest(Frozen):
 
 
 def pull_request(
-    data: ReportData, gate: GateResult | None, *, head: str, branch: str, base: str = "main"
-) -> PullRequest:
-    """The draft for the commit `head`. `base` is the target branch."""
+    data: ReportData, gate: GateResult | None, *, head: str, branch: str, base: str = "main",
+    profile: Profile | None = None, duplicates: "Sequence[Found] | None" = None, base_commit: str | None = None,
+) -> PullRequest:  # fmt: skip
+    """The draft for the commit `head`. `base` is the target branch, and `base_commit` where it was looked at.
+
+    `profile`: the target's, by default this layout's. `duplicates`: what a search found; None where nobody searched.
+    """
     from .report.render import environment
+
+    profile = profile or load("own")
 
     blockers = leave_draft_blockers(data, gate, head=head)
     ops = ", ".join(op.op for op in data.ops) or "no op"
     body = environment().get_template("pull_request.md.j2").render(
-        r=data, gate=gate, head=head, branch=branch, base=base, blockers=blockers
+        r=data, gate=gate, head=head, branch=branch, base=base, blockers=blockers, profile=profile,
+        duplicates=duplicates, base_commit=base_commit,
     )  # fmt: skip
     return PullRequest(
-        title=f"{data.model}: {ops}", body=body.strip() + "\n", branch=branch, base=base, blockers=blockers
+        title=f"{data.model}: {ops}", body=re.sub(r"\n{3,}", "\n\n", body).strip() + "\n", branch=branch, base=base, blockers=blockers
     )
 
 

@@ -32,10 +32,11 @@ def report(model: str, *, write: bool, base: str | None, check: bool, as_json: b
         told = {"reasons": [reason.model_dump(mode="json") for reason in reasons]}
         text = "".join(f"{one.path}: {one.message} [{one.id}]\n  {one.remedy}\n" for one in reasons) or "up to date\n"
     else:
-        if record.MARKDOWN not in files:
+        pages = sorted(name for name in files if name.startswith("report/") and name.endswith(".md"))
+        if not pages:
             raise UserError(f"{directory.path / 'report'} has no report", f"render it: `fasttrack report {model} --write`")
-        told = {"pages": [str(directory.path / name) for name in (record.MARKDOWN, record.PAGE) if name in files]}
-        text = f"<!-- {directory.path / record.MARKDOWN} -->\n{files[record.MARKDOWN].decode('utf-8', 'replace')}"
+        told = {"pages": [str(directory.path / name) for name in pages]}
+        text = "".join(f"<!-- {directory.path / name} -->\n{files[name].decode('utf-8', 'replace')}" for name in pages)
     print(json.dumps(told, indent=2) if as_json else text, end="\n" if as_json else "")
     raise typer.Exit(1 if check and told["reasons"] else 0)
 

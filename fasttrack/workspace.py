@@ -58,6 +58,12 @@ def check_branch(checkout: Path, branch: str) -> None:
         raise UserError(f"{branch!r} cannot be the name of a branch", "give another --branch")
     if branch_commit(checkout, branch):
         raise UserError(f"branch {branch!r} exists already", "give another --branch, or delete that one")
+    # git keeps branches as files: `main/x` cannot be where `main` is, nor `x` where `x/y` is.
+    parents = ["/".join(branch.split("/")[:end]) for end in range(1, branch.count("/") + 1)]
+    taken = next((name for name in parents if branch_commit(checkout, name)), None)
+    taken = taken or git(checkout, "for-each-ref", "--count=1", "--format=%(refname:lstrip=2)", f"refs/heads/{branch}/").strip()
+    if taken:
+        raise UserError(f"branch {branch!r} cannot be beside branch {taken!r}", "give another --branch")
 
 
 class Worktree:

@@ -31,6 +31,15 @@ def markdown(text: object) -> str:
     return flat.replace("://", "&#58;//").replace("www.", "www&#46;")
 
 
+def own_words(text: object) -> str:
+    """A person's paragraph in a body that is rendered again: as it was written, but for mentions, HTML and headings.
+
+    What is escaped already stays as it is, so that rendering twice gives the same.
+    """
+    flat = html.escape(html.unescape(" ".join(visible(text).split())), quote=False).replace("@", "&#64;")
+    return re.sub(r"^([#>`~=-]|\d+[.)])", r"\\\1", flat)
+
+
 def paragraphs(text: str) -> list[str]:
     """A person's text at its blank lines."""
     return [part.strip() for part in re.split(r"\n\s*\n", visible(text)) if part.strip()]
@@ -143,7 +152,7 @@ def environment() -> jinja2.Environment:
         autoescape=lambda name: bool(name) and name.endswith(".html.j2"), finalize=_finalize,
     )  # fmt: skip
     made.filters |= {"md": markdown, "code": code, "link": link, "us": microseconds, "error": error, "count": count,
-                     "paragraphs": paragraphs, "shortened": shortened}  # fmt: skip
+                     "paragraphs": paragraphs, "shortened": shortened, "own_words": own_words}  # fmt: skip
     made.globals |= {"draw": draw, "ratio": ratio, "cell_lines": cell_lines, "BOX": BOX, "BAR": BAR, "drawn": timelines,
                      "envelope_map": envelope_map, "worst": worst, "merged": merged,
                      "by_mechanism": by_mechanism, "source_link": source_link}  # fmt: skip

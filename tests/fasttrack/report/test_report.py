@@ -14,7 +14,7 @@ from fasttrack.report.risks import risky_mechanisms
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
-from report_layers import HOSTILE, with_layers
+from report_layers import HOSTILE
 
 GOLDEN = Path(__file__).parent / "golden"
 
