@@ -1,6 +1,6 @@
-"""The gate on a change: confinement, manifest, dates, evidence, who attests to it, measured figures.
+"""The gate on a change: confinement, manifest, dates, arrows, evidence, who attests to it, figures, claims, report.
 
-It reads git objects and runs nothing of the head.
+It reads git objects and runs nothing of the head, but for the re-check, where one is asked for: the judge, in its sandbox.
 
 Policy (contracts, judge) comes from the base's tree where it holds them, else from the installed package: never from
 the head. Every stage says pass, fail or not run, with reasons; not run is never a pass.
@@ -19,11 +19,12 @@ from fasttrack_validation.errors import UserError
 from fasttrack_validation.judge.verdict import Outcome, Status, rule
 from fasttrack_validation.records import Frozen, sha256
 
-from . import attestation, decision, evidence, lifetime
+from . import arrows, attestation, decision, evidence, figures, lifetime, recheck
 from .confinement.check import Confinement, Finding, examine, model_directory
 from .confinement.contents import Limits
 from .confinement.names import MANIFEST
 from .git import Repository
+from .report import fresh
 from .signatures import SUFFIX
 from .stages import Reason, StageResult, StageStatus
 
@@ -75,11 +76,14 @@ def run_gate(
     contract_of: ContractDigest = contract_digest,
     parse_manifest: Callable[[str, str], Any] | None = None,
     today: datetime.date | None = None,
+    body: str | None = None,
+    again: recheck.Recheck | None = None,
 ) -> GateResult:
     """Decides about merging `head` into `base`, for one model, from any directory and without a checkout.
 
     `contract_of` is the digest of an op's contract, given the files of `validation/`; `today` is what dates are held
-    against. UserError for wrong usage (unknown revision, no repository).
+    against; `body` is the pull request's text, whose figures are held against claims; with `again` touched ops are judged
+    once more. UserError for wrong usage (unknown revision, no repository).
     """
     if parse_manifest is None:
         from .model_dir import parse_manifest
@@ -109,26 +113,29 @@ def run_gate(
             found, reasons = read_statements(files, directory)
             attested = attestation.attest(files, before, found, allowed)
             old = _manifest(before, directory, model, parse_manifest)[0]
-            holding = set()
+            holding, touched = set(), []
             for op, entry in manifest.ops.items():
                 against = list(_op(op, entry, found, files, directory, model, policy, contract_of))
                 if not against:
                     holding.add(_judged(op))
-                untouched = against and _untouched(op, manifest, old, files, before)
+                untouched = _untouched(op, manifest, old, files, before)
+                if not untouched:
+                    touched.append(op)
+                untouched = against and untouched
                 reasons += map(_left_alone, against) if untouched else against
             dates, soon = lifetime.stage(manifest, old, today or datetime.date.today(), directory)
-            stages += [dates, _evidence(manifest, reasons, attested)]
+            stages += [dates, arrows.stage(files, before, directory), _evidence(manifest, reasons, attested)]
             stages += [attestation.stage(attested, files, directory), attestation.performance(attested, holding)]
+            stages += [figures.stage(files, directory, body), _report(files, before, manifest, directory, confinement)]
             stages.append(decision.stage(model, files, before, allowed, directory))
+            vouched = {one.path for one in attested if one.grade is attestation.Grade.ATTESTED and one.ruled_on_gpu}
+            vouched = [op for op in touched if _judged(op) in vouched & holding]
+            if again is not None and confinement.passed:
+                stages += (judged := recheck.stages(again, manifest, touched, files, policy, directory, vouched))
+                draft += recheck.draft_reasons(judged[1], vouched)
             draft += [*soon, *attestation.draft_reasons(attested, directory), *_uncovered(manifest, files, confinement)]
-    stages.append(
-        StageResult(
-            stage="rejudge",
-            status=StageStatus.NOT_RUN,
-            required=False,
-            summary="this gate runs no code of the head; the judge runs in its own sandboxed job",
-        )
-    )
+    if not any(stage.stage == "recheck" for stage in stages):
+        stages.append(_not_rechecked(again is not None))
     return GateResult(
         model=model,
         base=base,
@@ -139,6 +146,18 @@ def run_gate(
         attestations=attested,
         confinement=confinement,
     )
+
+
+def _not_rechecked(asked: bool) -> StageResult:
+    why = "nothing of a head that is not confined, or has no manifest, runs" if asked else (
+        "not asked for: no code of the head was run; `fasttrack gate --recheck` judges touched ops again in the sandbox"
+    )  # fmt: skip
+    return StageResult(stage="recheck", status=StageStatus.NOT_RUN, required=asked, summary=why)
+
+
+def _report(files: Files, before: Files, manifest: Any, directory: str, confinement: Confinement) -> StageResult:
+    changed = [one.path.removeprefix(f"{directory}/") for one in confinement.files]
+    return fresh.stage(files, manifest, directory, changed, before)
 
 
 def _finding(finding: Finding, status: StageStatus = StageStatus.FAIL) -> Reason:

@@ -29,14 +29,26 @@ def gate(
         Format,
         typer.Option("--format", help="github: text, annotations, and a summary in $GITHUB_STEP_SUMMARY; sarif: 2.1.0"),
     ] = Format.TEXT,
+    body: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="the pull request's text, whose figures are held against claims")
+    ] = None,
+    recheck: Annotated[
+        bool, typer.Option("--recheck/--no-recheck", help="judge touched ops again, in the sandbox; needs torch and Triton")
+    ] = False,
+    recheck_minutes: Annotated[float, typer.Option(min=0.1, help="with --recheck: start no op after so long")] = 10.0,
     as_json: Annotated[bool, typer.Option("--json", help="the same as --format json")] = False,
 ) -> None:
     """Decide whether a change may stay on the fast track: confined, fresh evidence, derived claims.
 
-    Example: `fasttrack gate --base origin/main --head HEAD --model kimi_k3`
+    Without --recheck nothing of the head runs. With it, touched ops are compiled for every target and interpreted, by the
+    judge of this installation, in its sandbox.
+
+    Example: `fasttrack gate --base origin/main --head HEAD --model kimi_k3 --recheck`
     """
     from . import gate_commands
 
     if as_json and form not in (Format.TEXT, Format.JSON):
         raise UserError(f"--json does not go with --format {form}", "give one of them")
-    gate_commands.gate(repo, base, head, model, Format.JSON if as_json else form)
+    gate_commands.gate(
+        repo, base, head, model, Format.JSON if as_json else form, body=body, minutes=recheck_minutes if recheck else None
+    )

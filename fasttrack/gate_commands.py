@@ -1,6 +1,7 @@
 """What `fasttrack gate` does: find the model, decide, print in the form asked for, exit with the gate's code."""
 
 import os
+import sys
 from pathlib import Path
 from typing import NoReturn
 
@@ -8,6 +9,7 @@ import typer
 
 from fasttrack_validation.errors import UserError
 
+from . import recheck
 from .gate import GateResult, run_gate
 from .gate_cli import Format
 from .git import Repository
@@ -18,9 +20,15 @@ from .report.gate_summary import render_summary
 SUMMARY = "GITHUB_STEP_SUMMARY"
 
 
-def gate(repo: Path, base: str, head: str, model: str | None, form: Format) -> NoReturn:
-    """Decides on a change. `model`: by default the one whose directory changes."""
-    result = run_gate(repo, base, head, model or changed_model(repo, base, head))
+def gate(
+    repo: Path, base: str, head: str, model: str | None, form: Format, *, body: Path | None = None,
+    minutes: float | None = None,
+) -> NoReturn:  # fmt: skip
+    """Decides on a change. `model`: by default the one whose directory changes. `minutes`: re-check, for so long."""
+    again = None if minutes is None else recheck.installed(lambda line: print(line, file=sys.stderr), minutes)
+    result = run_gate(
+        repo, base, head, model or changed_model(repo, base, head), body=_body(body), again=again
+    )
     print({
         Format.TEXT: told.render_text, Format.JSON: told.render_json, Format.SARIF: render_sarif,
         # The text first: a log is read from its top, and every line of it is indented or ours.
@@ -29,6 +37,15 @@ def gate(repo: Path, base: str, head: str, model: str | None, form: Format) -> N
     if form is Format.GITHUB:
         _summarise(result)
     raise typer.Exit(result.exit_code)
+
+
+def _body(path: Path | None) -> str | None:
+    if path is None:
+        return None
+    try:
+        return path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read {path}: {error}", "name the file with the pull request's text") from error
 
 
 def changed_model(repo: Path, base: str, head: str, root: str = "models") -> str:

@@ -24,11 +24,14 @@ def test_an_honest_change_passes(forge):
         "confinement": "pass",
         "manifest": "pass",
         "lifetime": "pass",
+        "arrows": "pass",
         "evidence": "pass",
         "attestation": "not_run",
         "performance": "not_run",
+        "claims": "pass",
+        "report": "not_run",
         "decision": "not_run",
-        "rejudge": "not_run",
+        "recheck": "not_run",
     }
     assert result.policy == "base tree" and result.draft_only == ()
 
