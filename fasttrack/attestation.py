@@ -1,7 +1,8 @@
 """Who vouches for evidence. Everything is self-reported until somebody whom the base trusts has signed its bytes.
 
-A statement, or a record of the performance grid, is attested by an SSH signature beside it: `<file>.sig`. Who may sign
-stands in `.github/allowed_signers` of the base revision. What a GPU ruled or measured cannot be repeated by a gate
+A statement, or a record of the performance grid, is attested by an SSH signature beside it: `<file>.sig`, or by a GitHub
+artifact attestation (bundles.py). Who may sign stands in `.github/allowed_signers`, whose workflows may attest in
+`.github/attesters.toml`, both of the base revision. What a GPU ruled or measured cannot be repeated by a gate
 without one, so that it counts only when attested; self-reported figures are shown as such.
 """
 
@@ -14,7 +15,7 @@ from fasttrack_validation.claims.cells import Measured
 from fasttrack_validation.errors import UserError
 from fasttrack_validation.records import Frozen
 
-from . import evidence, signatures
+from . import bundles, evidence, signatures
 from .git import Repository
 from .signatures import SUFFIX
 from .stages import Reason, StageResult, StageStatus
@@ -63,16 +64,23 @@ def allowed_signers(objects: Repository, base: str) -> bytes | None:
     return objects.files(base, folder).get(name)
 
 
+def trusted_workflows(objects: Repository, base: str, files: Mapping[str, bytes]) -> bundles.Bundles:
+    """The bundles among `files` of the head, with whom the base trusts to attest. The head is never asked."""
+    folder = bundles.ATTESTERS.split("/")[0]
+    there = objects.files(base, folder)
+    return bundles.Bundles(files, *(there.get(name.split("/")[1]) for name in (bundles.ATTESTERS, bundles.ROOT)))
+
+
 def attest(
     files: Mapping[str, bytes], before: Mapping[str, bytes], statements: Mapping[str, evidence.Statement],
-    allowed: bytes | None,
+    allowed: bytes | None, workflows: bundles.Bundles | None = None,
 ) -> tuple[Attestation, ...]:  # fmt: skip
     """The grade of every statement and every record of the grid in `files`; paths are relative to the model directory.
 
     `before`: the base's files. Where ssh-keygen is missing, signatures are `signature.unchecked`.
     """
     return tuple(
-        _attestation(path, files, before, statements.get(path), allowed)
+        _attestation(path, files, before, statements.get(path), allowed, workflows)
         for path in sorted(files)
         if path in statements or (path.startswith(f"{GRID}/") and path.endswith(".json"))
     )
@@ -80,16 +88,23 @@ def attest(
 
 def _attestation(
     path: str, files: Mapping[str, bytes], before: Mapping[str, bytes], statement: evidence.Statement | None,
-    allowed: bytes | None,
+    allowed: bytes | None, workflows: bundles.Bundles | None = None,
 ) -> Attestation:  # fmt: skip
-    mark = f"{path}{SUFFIX}"
+    mark, bundle = f"{path}{SUFFIX}", bundles.place(files[path])
     facts = {
-        "path": path, "changed": any(files.get(name) != before.get(name) for name in (path, mark)),
+        "path": path, "changed": any(files.get(name) != before.get(name) for name in (path, mark, bundle)),
         "measurements": _measured(statement) if statement else int(_measured_record(files[path])),
         "ruled_on_gpu": bool(statement) and not statement.predicate.verdict.executor.startswith("interpreter"),
     }  # fmt: skip
     if mark not in files:
-        return Attestation(grade=Grade.SELF_REPORTED, **facts)
+        answer = workflows.check(files[path]) if workflows else None
+        if answer is None:
+            return Attestation(grade=Grade.SELF_REPORTED, **facts)
+        if isinstance(answer, signatures.Signed):
+            told = f"attested by {answer.signer}"
+            return Attestation(grade=Grade.ATTESTED, signer=answer.signer, message=told, **facts)
+        message = f"its attestation does not count: {answer.message}"
+        return Attestation(grade=Grade.SELF_REPORTED, fault=f"bundle.{answer.reason}", message=message, **facts)
     if allowed is None:
         answer = signatures.Refused(reason="no_signers", message=f"the base has no {ALLOWED_SIGNERS}: it trusts nobody")
     elif not signatures.installed():
@@ -128,6 +143,12 @@ def stage(attested: Iterable[Attestation], files: Mapping[str, bytes], directory
             id="signature.orphan", message=f"{path} signs nothing: there is no such statement or record of the grid",
             remedy="delete it, or sign again: `fasttrack evidence sign FILE --key KEY`", path=f"{directory}/{path}",
         ))  # fmt: skip
+    about = {one.path: files[one.path] for one in attested}
+    for path in bundles.Bundles(files, None, None).orphans(about):
+        reasons.append(Reason(
+            id="bundle.orphan", message=f"{path} is over none of the files of evidence",
+            remedy="delete it, or name it by the SHA-256 of the file that it is over", path=f"{directory}/{path}",
+        ))  # fmt: skip
     good = [one for one in attested if one.grade is Grade.ATTESTED]
     summary = f"{len(good)} of {len(attested)} files of evidence are attested"
     if good:
@@ -145,11 +166,17 @@ def _fault(one: Attestation, directory: str) -> Reason:
     status, remedy = StageStatus.FAIL, "sign these bytes again with a key that the base lets sign, or delete the signature"
     if one.fault == f"signature.{_UNCHECKED}":
         status, remedy = StageStatus.NOT_RUN, "install OpenSSH (package openssh-client) where the gate runs"
+    of_bundle = one.fault.startswith("bundle.")
+    if of_bundle and status is StageStatus.FAIL:
+        remedy = "have a workflow that the base names attest to these bytes, or delete the bundle"
+    if one.fault == f"bundle.{_UNCHECKED}":
+        status, remedy = StageStatus.NOT_RUN, "pip install 'fasttrack[attest]' where the gate runs"
     message = f"{one.path}: {one.message}"
     if not one.changed and status is StageStatus.FAIL:
         # A signer's time may end without any change: that takes the grade, and is no reason against this change.
         status, message = StageStatus.PASS, f"{message} (as at the base: the change does not touch it)"
-    return Reason(id=one.fault, message=message, remedy=remedy, status=status, path=f"{directory}/{one.path}{SUFFIX}")
+    return Reason(id=one.fault, message=message, remedy=remedy, status=status,
+                  path=f"{directory}/{one.path}{'' if of_bundle else SUFFIX}")  # fmt: skip
 
 
 def performance(attested: Iterable[Attestation], holding: Collection[str]) -> StageResult:

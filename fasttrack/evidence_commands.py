@@ -49,10 +49,11 @@ def verify(repo: Path, base: str, head: str, model: str, *, as_json: bool) -> No
     with repository.quarantine() as objects:
         files, before = objects.files(head, directory), objects.files(base, directory)
         allowed = attestation.allowed_signers(objects, base)
+        workflows = attestation.trusted_workflows(objects, base, files)
     found, reasons = read_statements(files, directory)
     if any(name.endswith(signatures.SUFFIX) for name in files) and allowed is not None:
         signatures.require()
-    attested = attestation.attest(files, before, found, allowed)
+    attested = attestation.attest(files, before, found, allowed, workflows)
     faults = [*reasons, *attestation.stage(attested, files, directory).reasons]
     open_ = any(one.grade is attestation.Grade.SELF_REPORTED for one in attested)
     code = 1 if faults else 4 if not attested else 3 if open_ else 0

@@ -96,6 +96,7 @@ def run_gate(
         files = objects.files(confinement.outcome, directory) if confinement.outcome else {}
         before = objects.files(base, directory)
         allowed = attestation.allowed_signers(objects, base)
+        workflows = attestation.trusted_workflows(objects, base, files)
     attested: tuple[attestation.Attestation, ...] = ()
     stages = [_confinement(confinement)]
     draft = [_finding(finding, StageStatus.PASS) for finding in confinement.notices]
@@ -111,7 +112,7 @@ def run_gate(
             stages.append(StageResult(stage="evidence", status=StageStatus.NOT_RUN, summary="needs a valid manifest"))
         else:
             found, reasons = read_statements(files, directory)
-            attested = attestation.attest(files, before, found, allowed)
+            attested = attestation.attest(files, before, found, allowed, workflows)
             old = _manifest(before, directory, model, parse_manifest)[0]
             holding, touched = set(), []
             for op, entry in manifest.ops.items():

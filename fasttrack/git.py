@@ -118,8 +118,9 @@ def _git(args: Sequence[str], *, env: dict[str, str], cwd: Path | None = None, s
             raise UserError(f"{cwd} is not a directory", "name a directory inside a git repository") from error
         raise UserError("git is not installed", "install git 2.38 or newer and put it on PATH") from error
     if done.returncode not in ok:
-        message = done.stderr.decode("utf-8", "replace").strip().splitlines() or ["no message"]
-        raise UserError(f"git {args[0]} failed: {message[0]}", "run `git fsck` if the repository may be damaged")
+        lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
+        said = [line for line in lines if not line.startswith(("hint:", "warning:"))] or lines or ["no message"]
+        raise UserError(f"git {args[0]} failed: {said[0]}", "run `git fsck` if the repository may be damaged")
     return done
 
 
