@@ -32,6 +32,7 @@ _PINNED = (
     "core.quotePath=false", "core.autocrlf=false", "core.fileMode=false", "core.commitGraph=false", "diff.external=",
     "commit.gpgSign=false", "gc.auto=0", "maintenance.auto=false", "merge.renames=true",
     "merge.directoryRenames=conflict", "advice.detachedHead=false", "submodule.recurse=false",
+    "push.followTags=false", "push.recurseSubmodules=no", "push.gpgSign=false",
 )  # fmt: skip
 _DIFF = ("diff-tree", "-r", "-z", "--raw", "--no-renames", "--full-index", "--no-ext-diff", "--no-textconv",
          "--no-relative", "--ignore-submodules=none", "--no-commit-id", "-O/dev/null")  # fmt: skip

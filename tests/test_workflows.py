@@ -52,7 +52,7 @@ def test_suppressions_are_the_stated_ones():
 FAULTS = {
     "unpinned-uses": ("actions/checkout@11bd71901bbe5b1630ceea73d27597364c9af683 # v4.2.2", "actions/checkout@v4"),
     "artipacked": ("persist-credentials: false", "persist-credentials: true"),
-    "template-injection": ('--head "$HEAD" --format github', "--head ${{ github.head_ref }} --format github"),
+    "template-injection": ('--head "$HEAD" --body', "--head ${{ github.head_ref }} --body"),
     "dangerous-triggers": ("on: # zizmor: ignore[dangerous-triggers]", "on:"),
     "excessive-permissions": ("permissions: {}\n\nconcurrency", "permissions: write-all\n\nconcurrency"),
 }
@@ -140,7 +140,7 @@ def pull(tmp_path) -> tuple[Path, str]:
 def run_step(name: str, base: Path, head: str, **environment: str) -> subprocess.CompletedProcess[str]:
     summary = base.parent / "summary.md"
     env = {"PATH": os.environ["PATH"], "HOME": str(base.parent), "NUMBER": "7", "HEAD": head,
-           "GITHUB_STEP_SUMMARY": str(summary)} | environment  # fmt: skip
+           "GITHUB_STEP_SUMMARY": str(summary), "RUNNER_TEMP": str(base.parent), "BODY": ""} | environment  # fmt: skip
     # As a runner does: bash --noprofile --norc -eo pipefail
     command = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step(name)]
     return subprocess.run(command, cwd=base, env=env, capture_output=True, text=True)
@@ -156,6 +156,16 @@ def test_the_gate_judges_a_head_that_it_never_checks_out(pull):
     assert "## Gate: fail" in (base.parent / "summary.md").read_text()
     assert git(base, "rev-parse", "HEAD") == before and git(base, "status", "--porcelain", "-uno") == ""
     assert not (base / "sitecustomize.py").exists() and not (base.parent / "mark").exists()
+
+
+def test_figures_of_the_pull_requests_text_are_held_against_claims(pull):
+    """The text goes through the environment: what looks like a command in it stays text."""
+    base, head = pull
+    run_step("Fetch the head as objects", base, head)
+    mark = base.parent / "ran"
+    done = run_step("Judge", base, head, FAST_TRACK="true", BODY=f"$(touch {mark}) `touch {mark}`\n\nNow 2.1x faster.")
+    assert not mark.exists() and (base.parent / "body.md").read_text().startswith("$(touch")
+    assert done.returncode == 1
 
 
 def test_a_push_meanwhile_stops_the_run(pull):
@@ -187,3 +197,26 @@ def test_labels_of_gpu_runs(label, told, tmp_path):
     command = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", one["run"]]
     done = subprocess.run(command, env=env, capture_output=True)
     assert (done.returncode, out.read_text()) == ((0, told) if told else (1, ""))
+
+
+def test_only_regular_files_of_an_artifact_are_signed(tmp_path):
+    """What a job of the head produced may hold links, pipes and odd names; the signing job reads regular files alone."""
+    yaml = pytest.importorskip("yaml")
+    steps = yaml.safe_load((ROOT / ".github/workflows/gpu.yml").read_text())["jobs"]["attest"]["steps"]
+    (run,) = (one["run"] for one in steps if one.get("name") == "Sign")
+    grid, scripts = tmp_path / "grid", tmp_path / ".venv/bin"
+    grid.mkdir()
+    scripts.mkdir(parents=True)
+    (scripts / "fasttrack").write_text('#!/bin/sh\nfor one; do printf "%s\\0" "$one"; done >> "$OUT"\n')
+    (scripts / "fasttrack").chmod(0o755)
+    (tmp_path / "secret.json").write_text("{}")
+    for name in ("a.json", "b\nc.json", "-rf.json"):
+        (grid / name).write_text("{}")
+    (grid / "link.json").symlink_to(tmp_path / "secret.json")
+    (grid / "folder.json").symlink_to(tmp_path)
+    os.mkfifo(grid / "pipe.json")
+    env = {"PATH": os.environ["PATH"], "GRID": str(grid), "KEY": "key", "OUT": str(tmp_path / "out")}
+    subprocess.run(["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", run], cwd=tmp_path, env=env, check=True)
+    told = (tmp_path / "out").read_text().split("\0")[:-1]
+    assert told[:6] == ["evidence", "sign", "--kind", "grid", "--key", "key"]
+    assert sorted(told[6:]) == sorted(str(grid / name) for name in ("a.json", "b\nc.json", "-rf.json"))

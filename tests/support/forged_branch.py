@@ -1,5 +1,6 @@
 """A checkout with a proposal on a branch, and the bare repository that it is pushed to."""
 
+import shutil
 import subprocess
 from dataclasses import dataclass
 from functools import partial
@@ -75,6 +76,14 @@ class Checkout:
         subprocess.run(["git", "clone", "--quiet", "--bare", str(made.path), str(made.bare)], check=True)
         made.git("remote", "add", "origin", str(made.bare))
         made.propose()
+        return made
+
+    def copy(self, place: Path) -> "Checkout":
+        """The same again, apart."""
+        made = Checkout(place / "checkout", place / "remote.git")
+        shutil.copytree(self.path, made.path)
+        shutil.copytree(self.bare, made.bare)
+        made.git("remote", "set-url", "origin", str(made.bare))
         return made
 
     def git(self, *arguments: str, where: Path | None = None) -> str:

@@ -294,6 +294,46 @@ def test_limits_count_files_bytes_and_commits(forge):
     assert rules(check(forge.path, base, longer, "alpha", Limits(max_commits=1))) == {"confinement.range_too_long"}
 
 
+def test_a_path_outside_is_found_in_a_change_of_any_size(forge):
+    """The interface of a forge cuts long lists of files off; trees are whole."""
+    many = {f"{M}/evidence/samples/{n}.json": b"{}\n" for n in range(3000)} | {"zz/last.py": HONEST}
+    caught = found(forge, many)
+    assert [finding.path for finding in caught.findings if finding.rule == "confinement.outside"] == ["zz/last.py"]
+    assert len(caught.files) == 3001 and "confinement.size" in rules(caught)
+
+
+@pytest.mark.parametrize("name", "k.so k.cubin k.fatbin k.ptx w.pt w.pkl w.npz w.safetensors k.whl k.a k.pyc k.pyd".split())
+def test_kinds_that_nobody_can_read_have_no_place(name):
+    """By name where they could pass for text, in sources and evidence alike; their like in text does."""
+    for place in (name, f"evidence/{name}", f"kernels/{name}"):
+        assert "confinement.file_type" in {problem.rule for problem in check_contents(place, b"text\n", Limits())}
+    assert list(check_contents("evidence/w.json", b"[1]\n", Limits())) == []
+
+
+def test_an_accented_model_name_is_one_directory_in_both_spellings(forge):
+    for spelling in ("models/caf\u00e9/k.py", "models/cafe\u0301/k.py"):
+        assert "confinement.outside" in rules(found(forge, {spelling: HONEST}))
+    both = found(forge, {"models/caf\u00e9/k.py": HONEST, "models/cafe\u0301/l.py": HONEST})
+    assert "confinement.case_collision" in rules(both)
+
+
+def test_attributes_that_drop_or_fold_files_are_one_rule(forge):
+    for line in (b"*.py linguist-generated\n", b"kernels export-ignore\n", b"* merge=ours\n", b"*.py diff=evil\n"):
+        assert "confinement.gitattributes" in rules(found(forge, {f"{M}/kernels/.gitattributes": line}))
+
+
+def test_it_is_told_from_another_directory_and_from_inside_the_repository(forge, tmp_path, monkeypatch):
+    base = forge.commit(BASE)
+    head = forge.commit(applied({"core/shared.py": b"EVIL = 1\n"}), base)
+    answers = []
+    for place in (tmp_path, forge.path, Path("/")):
+        monkeypatch.chdir(place)
+        monkeypatch.setenv("GIT_DIR", str(tmp_path / "elsewhere"))
+        monkeypatch.setenv("GIT_INDEX_FILE", str(tmp_path / "index"))
+        answers.append(check(forge.path, base, head, "alpha"))
+    assert answers[0] == answers[1] == answers[2] and rules(answers[0]) == {"confinement.outside"}
+
+
 def test_findings_carry_line_title_and_remedy(forge):
     (finding,) = found(forge, {f"{M}/k.py": b"import torch\n\nimport os\n"}).findings
     assert (finding.path, finding.line, finding.rule) == (f"{M}/k.py", 3, "content.import")

@@ -19,9 +19,14 @@ pytest.importorskip("github", reason="PyGithub is not installed (extra: test)")
 WRITTEN = "I read the schedule and answer for it."
 
 
+@pytest.fixture(scope="module")
+def first(tmp_path_factory) -> Checkout:
+    return Checkout.make(tmp_path_factory.mktemp("first"))
+
+
 @pytest.fixture
-def checkout(tmp_path) -> Checkout:
-    return Checkout.make(tmp_path)
+def checkout(first, tmp_path) -> Checkout:
+    return first.copy(tmp_path)
 
 
 @pytest.fixture
@@ -220,6 +225,17 @@ def test_a_branch_with_other_commits_is_not_overwritten(checkout, server):
     with pytest.raises(UserError, match="does not hold"):
         send(checkout, server)
     assert checkout.there() == foreign
+
+
+def test_one_branch_is_pushed_and_nothing_else(checkout, server):
+    """No tags, no notes, no second branch, whatever the person's git is set to."""
+    checkout.git("config", "push.followTags", "true")
+    checkout.git("tag", "-a", "v1", "-m", "a tag", BRANCH)
+    checkout.git("notes", "add", "-m", "a note", BRANCH)
+    checkout.git("branch", "other", BRANCH)
+    send(checkout, server)
+    refs = checkout.git("for-each-ref", "--format=%(refname)", where=checkout.bare).splitlines()
+    assert refs == [f"refs/heads/{BRANCH}", "refs/heads/main"]
 
 
 def test_duplicates_are_named(checkout, server):
