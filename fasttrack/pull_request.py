@@ -75,5 +75,6 @@ def leave_draft_blockers(data: ReportData, gate: GateResult | None, *, head: str
         found.append(f"{data.accepted} of {len(data.manifest_ops)} ops have an accepted verdict")
     if not data.measured:
         found.append(f"no cell of {data.cell_count} is measured")
-    found += [f"exam {exam.name} did not run: {exam.reason}" for exam in data.exams]
+    found += [f"exam {exam.name} did not run: {exam.reason}" for exam in data.not_sat]
+    found += [f"exam {one.exam}: {one.verdict}" for one in data.sat if one.verdict != "pass"]
     return tuple(found)

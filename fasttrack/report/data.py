@@ -13,6 +13,7 @@ from fasttrack_validation.records import Frozen, canonical_json, sha256
 from ..confinement.check import ChangedFile
 from ..evidence import Name, OpName, PerformanceCell, Stage, Statement
 from .layers import Layer
+from .model_level import ExamResult, RungResult
 
 _FIGURE = re.compile(
     r"(?<![A-Za-z0-9_])\d+([.,]\d+)*\s*(x\b|×|%|percent\b|-?fold\b|times\b|[µu]s\b|ms\b|ns\b|seconds?\b|tok|[KMGT]i?B\b|[GTP]FLOP)",
@@ -187,6 +188,8 @@ class ReportData(Frozen):
     layers: tuple[Layer, ...] = Field(default=(), description="cells of the model's own grid")
     places: tuple[Place, ...] = Field(default=(), description="the envelope, place by place")
     standings: tuple[Standing, ...] = ()
+    sat: tuple[ExamResult, ...] = Field(default=(), description="exams with their results")
+    rungs: tuple[RungResult, ...] = Field(default=(), description="of the numerics ladder, with their results")
     not_run: tuple[tuple[str, str], ...] = Field(default=(), description="(what, why) of other stages that did not run")
 
     @model_validator(mode="after")
@@ -205,6 +208,10 @@ class ReportData(Frozen):
         """SHA-256 over the statements and the grid's cells: what a decision or a pull request refers to."""
         digests = {op.op: sha256(op.statement.canonical_json().encode()) for op in self.ops}
         digests |= {layer.source: sha256(layer.canonical_json().encode()) for layer in self.layers}
+        for one in (*self.sat, *self.rungs):
+            digests[f"{one.source} {getattr(one, 'exam', '')}{getattr(one, 'rung', '')}{getattr(one, 'tp', '')}"] = sha256(
+                one.canonical_json().encode()
+            )
         return sha256(canonical_json(digests).encode())
 
     @property
@@ -212,6 +219,19 @@ class ReportData(Frozen):
         """How many of the manifest's ops have an accepted verdict."""
         told = sum(op.verdict.status is Status.ACCEPTED and op.op in self.manifest_ops for op in self.ops)
         return told + sum(one.status is Status.ACCEPTED for one in self.standings)
+
+    @property
+    def not_sat(self) -> tuple[Exam, ...]:
+        """Exams without a result."""
+        return tuple(one for one in self.exams if one.name not in {result.exam for result in self.sat})
+
+    @property
+    def exam_standing(self) -> str:
+        """For one glance: what came of the exams."""
+        if not self.sat:
+            return "not run"
+        verdicts = [one.verdict for one in self.sat]
+        return ", ".join(f"{verdicts.count(one)} {one}" for one in dict.fromkeys(verdicts))
 
     @property
     def recorded(self) -> bool:
@@ -279,4 +299,4 @@ class ReportData(Frozen):
             names = ", ".join(silent) if len(silent) <= 4 else f"{len(silent)} ops"
             rows.append((f"{names}: everything", "no statement of the judge"))
         rows += [(f"{one.hardware}: {one.name}", one.outcome.reason) for one in self.layers if not one.measured]
-        return (*rows, *self.not_run, *((f"exam {exam.name}", exam.reason) for exam in self.exams))
+        return (*rows, *self.not_run, *((f"exam {exam.name}", exam.reason) for exam in self.not_sat))

@@ -13,7 +13,7 @@ from fasttrack_validation.judge.verdict import KernelAudit, Status
 
 from .. import evidence
 from ..confinement.check import ChangedFile
-from . import layers
+from . import layers, model_level
 from .data import Attempt, Grid, Maintenance, OpReport, Place, ReportData, Risk, Standing
 from .record import DESIGN, DesignRecord, read
 from .risks import risky_mechanisms
@@ -67,6 +67,8 @@ def report_data(files: Mapping[str, bytes], manifest: Any, record: DesignRecord 
         decisions=record.decisions,
         layers=layers.layers(files, manifest.decode.sources if manifest.decode else (), dict(record.stale)),
         places=places,
+        sat=model_level.exam_results(files),
+        rungs=model_level.rung_results(files),
         standings=tuple(_standing(op, files) for op in manifest.ops if op not in told),
         not_run=record.not_run,
     )  # fmt: skip

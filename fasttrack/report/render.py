@@ -14,6 +14,7 @@ from ..confinement.names import invisible
 from .charts import BAR, envelope_map, shortened, timelines
 from .data import ReportData
 from .drawing import BOX, draw
+from .model_level import charts
 
 _MARKDOWN = re.compile(r"([\\`*_\[\]|~]|^[#+-])")
 _LIST_NUMBER = re.compile(r"^(\d+)([.)])(?=\s|$)")
@@ -155,7 +156,7 @@ def environment() -> jinja2.Environment:
                      "paragraphs": paragraphs, "shortened": shortened, "own_words": own_words}  # fmt: skip
     made.globals |= {"draw": draw, "ratio": ratio, "cell_lines": cell_lines, "BOX": BOX, "BAR": BAR, "drawn": timelines,
                      "envelope_map": envelope_map, "worst": worst, "merged": merged,
-                     "by_mechanism": by_mechanism, "source_link": source_link}  # fmt: skip
+                     "by_mechanism": by_mechanism, "over_positions": charts, "source_link": source_link}  # fmt: skip
     return made
 
 

@@ -1,0 +1,201 @@
+"""Results on the whole model as a report shows them: exams, and errors token by token over positions.
+
+Read as data from `evidence/accuracy/*.json` (what an accuracy stage keeps) and `evidence/numerics/*.json` (the verdict of a
+numerics stage): what is not shown is not read, and judged by nobody here.
+"""
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from fasttrack_validation.errors import UserError
+from fasttrack_validation.records import Frozen
+
+
+class _Read(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class Paired(_Read):
+    """Candidate less baseline over the same items; fractions of a point of score."""
+
+    items: int
+    repeats: int
+    difference: float
+    se: float | None = None
+
+
+class Decision(_Read):
+    """The rule's bounds."""
+
+    lower: float
+    minimum_detectable_loss: float | None = None
+
+
+class _Result(_Read):
+    verdict: str
+    paired: Paired | None = None
+    decision: Decision | None = None
+    truncated: tuple[float, float] | None = None
+
+
+class _Rule(_Read):
+    margin: float
+
+
+class _Plan(_Read):
+    exam: str
+    rule: _Rule
+
+
+class _Exam(_Read):
+    plan: _Plan
+    result: _Result
+
+
+class _Outcome(_Read):
+    exams: tuple[_Exam, ...]
+
+
+class _Accuracy(_Read):
+    outcome: _Outcome
+
+
+class ExamResult(Frozen):
+    """One exam that was sat, with the file that it was read from (relative to the model directory)."""
+
+    source: str
+    exam: str
+    verdict: str
+    margin: float
+    paired: Paired | None = None
+    decision: Decision | None = None
+    truncated: tuple[float, float] | None = None
+
+    @property
+    def standing(self) -> str:
+        """d, SE and d/SE in points, and the bound beside its margin."""
+        if self.paired is None or self.decision is None:
+            return "no figure: a guard did not hold"
+        d, se = self.paired.difference, self.paired.se
+        ratio = f", SE {100 * se:.2f}, d/SE {d / se:+.2f}" if se else ", no SE"
+        loss = self.decision.minimum_detectable_loss
+        seen = "" if loss is None else f", detectable loss {100 * loss:.2f}"
+        return (f"d {100 * d:+.2f} points{ratio}; lower bound {100 * self.decision.lower:+.2f}, margin "
+                f"{100 * self.margin:.2f}{seen}; {self.paired.items} items, {self.paired.repeats} repeats")  # fmt: skip
+
+
+class Spread(_Read):
+    """One metric of one path in one band of positions."""
+
+    metric: str
+    band: str
+    path: str
+    values: int
+    median: float
+    p999: float
+    maximum: float
+
+
+class _Rung(_Read):
+    rung: str
+    tp: int
+    result: str
+    tokens: int
+    spreads: tuple[Spread, ...] = ()
+
+
+class _Numerics(_Read):
+    rungs: tuple[_Rung, ...]
+
+
+class RungResult(Frozen):
+    """One rung of the numerics ladder at one TP."""
+
+    source: str
+    rung: str
+    tp: int
+    result: str
+    tokens: int
+    spreads: tuple[Spread, ...]
+
+
+def exam_results(files: Mapping[str, bytes]) -> tuple[ExamResult, ...]:
+    """Every exam that was sat. UserError for a file that is no record of an accuracy stage."""
+    return tuple(
+        ExamResult(source=path, exam=one.plan.exam, verdict=one.result.verdict, margin=one.plan.rule.margin,
+                   paired=one.result.paired, decision=one.result.decision, truncated=one.result.truncated)
+        for path, record in _read(files, "accuracy", _Accuracy) for one in record.outcome.exams
+    )  # fmt: skip
+
+
+def rung_results(files: Mapping[str, bytes]) -> tuple[RungResult, ...]:
+    """Every rung that ran. UserError for a file that is no verdict of a numerics stage."""
+    return tuple(
+        RungResult(source=path, **{name: getattr(one, name) for name in ("rung", "tp", "result", "tokens", "spreads")})
+        for path, record in _read(files, "numerics", _Numerics) for one in record.rungs
+    )  # fmt: skip
+
+
+def _read(files: Mapping[str, bytes], kind: str, shape: type) -> Iterator[tuple[str, object]]:
+    for path in sorted(files):
+        if re.fullmatch(rf"evidence/{kind}/[^/]+\.json", path):
+            try:
+                yield path, shape.model_validate(json.loads(files[path]))
+            except (ValueError, RecursionError, ValidationError) as error:
+                raise UserError(f"{path} is no record of stage {kind}: {str(error).splitlines()[0]}",
+                                "restore it from git, or run the stage again: `fasttrack validate`") from error  # fmt: skip
+
+
+class Point(NamedTuple):
+    """One band of one path: place in SVG units, and the value."""
+
+    x: float
+    y: float
+    value: float
+
+
+class Chart(NamedTuple):
+    """p99.9 over bands of positions, one line a path, on a logarithmic scale."""
+
+    rung: RungResult
+    metric: str
+    width: int
+    height: int
+    bands: tuple[tuple[float, str], ...]
+    lines: tuple[tuple[str, tuple[Point, ...]], ...]
+    description: str
+
+
+LEFT, STEP, TOP, PLOT = 70, 120, 14, 110
+
+
+def charts(rungs: tuple[RungResult, ...]) -> tuple[Chart, ...]:
+    """One chart for each rung whose first metric has more than one band."""
+    return tuple(made for rung in rungs if (made := _chart(rung)) is not None)
+
+
+def _chart(rung: RungResult) -> Chart | None:
+    if not rung.spreads:
+        return None
+    metric = rung.spreads[0].metric
+    held = [one for one in rung.spreads if one.metric == metric and one.p999 > 0]
+    bands = list(dict.fromkeys(one.band for one in held))
+    if len(bands) < 2:
+        return None
+    low, high = (math.log10(edge(one.p999 for one in held)) for edge in (min, max))
+    place = {band: LEFT + STEP // 2 + n * STEP for n, band in enumerate(bands)}
+    lines, said = [], []
+    for path in dict.fromkeys(one.path for one in held):
+        points = tuple(
+            Point(place[one.band], round(TOP + PLOT * (high - math.log10(one.p999)) / ((high - low) or 1), 1), one.p999)
+            for one in held if one.path == path
+        )  # fmt: skip
+        lines.append((path, points))
+        said.append(f"{path}: " + ", ".join(f"{one.band} {one.p999:.1e}" for one in held if one.path == path))
+    return Chart(rung, metric, LEFT + len(bands) * STEP + 120, TOP + PLOT + 34, tuple((place[b], b) for b in bands),
+                 tuple(lines), "; ".join(said))  # fmt: skip

@@ -1,0 +1,68 @@
+"""Exams and errors over positions, as a report reads and shows them."""
+
+import json
+
+import pytest
+from fasttrack.confinement.contents import Limits, check_contents
+from fasttrack.pull_request import leave_draft_blockers
+from fasttrack.report.model_level import charts, exam_results, rung_results
+from fasttrack.report.render import render
+from fasttrack_validation.errors import UserError
+from report_layers import reports
+
+RESULT = {"verdict": "pass", "paired": {"items": 198, "repeats": 6, "difference": -0.012, "se": 0.008, "clusters": 198},
+          "decision": {"lower": -0.0252, "minimum_detectable_loss": 0.03}, "truncated": [0.01, 0.02]}  # fmt: skip
+ACCURACY = {"format": "fasttrack.accuracy/1", "outcome": {"exams": [
+    {"plan": {"exam": "GPQA-Diamond", "rule": {"margin": 0.03}}, "result": RESULT}]}}  # fmt: skip
+
+
+def spread(path: str, band: str, p999: float) -> dict:
+    return {"metric": "log_prob", "band": band, "path": path, "values": 1000, "median": p999 / 10, "p999": p999, "maximum": p999 * 2}
+
+
+RUNGS = {"rungs": [{"rung": "teacher_forced", "tp": 8, "result": "pass", "tokens": 4096, "spreads": [
+    spread("candidate", "0-1k", 1e-3), spread("candidate", "1k-8k", 1e-2), spread("noise", "0-1k", 1e-3), spread("noise", "1k-8k", 1e-3)]}]}  # fmt: skip
+FILES = {"evidence/accuracy/gpqa.json": json.dumps(ACCURACY).encode(), "evidence/numerics/tp8.json": json.dumps(RUNGS).encode()}
+
+
+def data():
+    return reports().make().model_copy(update={"sat": exam_results(FILES), "rungs": rung_results(FILES)})
+
+
+def test_exams_are_told_in_points():
+    (one,) = exam_results(FILES)
+    # -0.012 / 0.008 = -1.5
+    assert one.standing == ("d -1.20 points, SE 0.80, d/SE -1.50; lower bound -2.52, margin 3.00, detectable loss 3.00; "
+                            "198 items, 6 repeats")  # fmt: skip
+    text, page = render(data())
+    for shown in (text, page):
+        assert "198 items, 6 repeats" in shown and "1 pass" in shown
+    assert "GPQA-Diamond: not run" not in text and "AIME25: not run" in text
+
+
+def test_an_exam_that_did_not_pass_keeps_it_a_draft():
+    failed = json.dumps(ACCURACY).replace('"pass"', '"inconclusive"').encode()
+    held = data().model_copy(update={"sat": exam_results({"evidence/accuracy/gpqa.json": failed})})
+    assert "exam GPQA-Diamond: inconclusive" in leave_draft_blockers(held, None, head="f" * 40)
+
+
+def test_the_chart_is_logarithmic():
+    (chart,) = charts(rung_results(FILES))
+    (_, mine), (_, noise) = chart.lines
+    # p99.9 from 1e-3 to 1e-2: the whole height of the plot.
+    assert mine[0].y - mine[1].y == 110 and noise[0].y == noise[1].y == mine[0].y
+    assert "candidate: 0-1k 1.0e-03, 1k-8k 1.0e-02" in chart.description
+    assert charts(()) == ()
+
+
+def test_the_page_stays_within_the_rules_of_the_lane():
+    text, page = render(data())
+    assert list(check_contents("report/design.html", page.encode(), Limits())) == []
+    assert "Error against position" in page and "teacher" in text
+
+
+@pytest.mark.parametrize("path", ["evidence/accuracy/x.json", "evidence/numerics/x.json"])
+@pytest.mark.parametrize("data", [b"{}", b"[]", b"no", b"[" * 9000])
+def test_what_is_no_record_is_an_error(path, data):
+    with pytest.raises(UserError, match="is no record of stage"):
+        exam_results({path: data}), rung_results({path: data})

@@ -1,0 +1,37 @@
+"""`fasttrack report` on the real model directory: written from evidence, held against it, and found edited."""
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from fasttrack import cli
+from fasttrack.confinement.contents import Limits, check_contents
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.mark.slow
+def test_the_report_of_kimi_k3(tmp_path, monkeypatch, capsys):
+    copied = tmp_path / "models/kimi_k3"
+    shutil.copytree(ROOT / "models/kimi_k3", copied, ignore=shutil.ignore_patterns("__pycache__", "report"))
+    git = ["git", "-c", "user.name=Ada", "-c", "user.email=ada@example.org"]
+    for command in (["init", "--quiet"], ["add", "-A"], ["commit", "--quiet", "-m", "base"]):
+        subprocess.run([*git, *command], cwd=tmp_path, check=True)
+    monkeypatch.chdir(tmp_path)
+    assert cli.run(["report", "kimi_k3"]) == 2  # there is none yet
+    assert cli.run(["report", "kimi_k3", "--write", "--base", "HEAD"]) == 0
+    assert cli.run(["report", "kimi_k3", "--check"]) == 0
+    for name in ("design.md", "design.html", "design.json"):
+        assert list(check_contents(f"report/{name}", (copied / "report" / name).read_bytes(), Limits())) == []
+    page = copied / "report/design.md"
+    text = page.read_text("utf-8")
+    for part in ("# Design report: Kimi K3", "layers and steps on gb300", "AIME25: not run", "(../evidence/grid/h200/"):
+        assert part in text
+    page.write_text(text.replace("18 ops", "17 ops"), "utf-8")
+    capsys.readouterr()
+    assert cli.run(["report", "kimi_k3", "--check", "--json"]) == 1
+    (reason,) = json.loads(capsys.readouterr().out)["reasons"]
+    assert reason["id"] == "report.edited" and "17 ops" in reason["message"]
+    assert cli.run(["report", "kimi_k3", "--write", "--check"]) == 2
