@@ -9,6 +9,7 @@ from fasttrack_validation.errors import UserError
 
 from .confinement.python_source import check_python
 from .evidence import kernel_closure
+from .git import display
 from .stages import Reason, StageResult, StageStatus
 
 _RULES = {"content.import": "arrows.import", "content.relative_import": "arrows.import", "content.syntax": "arrows.syntax"}
@@ -23,8 +24,8 @@ def stage(files: Mapping[str, bytes], before: Mapping[str, bytes], directory: st
     for name in sources:
         for id, line, message in _faults(name, files):
             old = files[name] == before.get(name) and (id, line, message) in set(_faults(name, before))
-            said = f"{name}: {message}" + " (as at the base: the change does not touch it)" * old
-            reasons.append(Reason(id=id, message=said, remedy=_HOW, path=f"{directory}/{name}", line=line or None,
+            said = f"{display(name)}: {message}" + " (as at the base: the change does not touch it)" * old
+            reasons.append(Reason(id=id, message=said, remedy=_HOW, path=f"{directory}/{display(name)}", line=line or None,
                                   status=StageStatus.PASS if old else StageStatus.FAIL))  # fmt: skip
     bad = sum(reason.status is StageStatus.FAIL for reason in reasons)
     summary = f"{len(sources)} sources import what they may" if not bad else f"{bad} imports that lead elsewhere"
@@ -47,5 +48,5 @@ def _faults(name: str, files: Mapping[str, bytes]) -> list[tuple[str, int, str]]
         try:
             kernel_closure([name], files)
         except UserError as error:
-            found.append(("arrows.unresolved", 0, error.what))
+            found.append(("arrows.unresolved", 0, display(error.what)))
     return found

@@ -16,7 +16,7 @@ from fasttrack_validation.errors import UserError
 from fasttrack_validation.records import Frozen
 
 from . import bundles, evidence, signatures
-from .git import Repository
+from .git import Repository, display
 from .signatures import SUFFIX
 from .stages import Reason, StageResult, StageStatus
 
@@ -140,14 +140,15 @@ def stage(attested: Iterable[Attestation], files: Mapping[str, bytes], directory
     marked = {f"{one.path}{SUFFIX}" for one in attested}
     for path in sorted(n for n in files if n.startswith("evidence/") and n.endswith(SUFFIX) and n not in marked):
         reasons.append(Reason(
-            id="signature.orphan", message=f"{path} signs nothing: there is no such statement or record of the grid",
-            remedy="delete it, or sign again: `fasttrack evidence sign FILE --key KEY`", path=f"{directory}/{path}",
+            id="signature.orphan", message=f"{display(path)} signs nothing: there is no such statement or record of the grid",
+            remedy="delete it, or sign again: `fasttrack evidence sign FILE --key KEY`",
+            path=f"{directory}/{display(path)}",
         ))  # fmt: skip
     about = {one.path: files[one.path] for one in attested}
     for path in bundles.Bundles(files, None, None).orphans(about):
         reasons.append(Reason(
-            id="bundle.orphan", message=f"{path} is over none of the files of evidence",
-            remedy="delete it, or name it by the SHA-256 of the file that it is over", path=f"{directory}/{path}",
+            id="bundle.orphan", message=f"{display(path)} is over none of the files of evidence",
+            remedy="delete it, or name it by the SHA-256 of the file that it is over", path=f"{directory}/{display(path)}",
         ))  # fmt: skip
     good = [one for one in attested if one.grade is Grade.ATTESTED]
     summary = f"{len(good)} of {len(attested)} files of evidence are attested"

@@ -41,7 +41,7 @@ def sign(paths: Sequence[Path], key: Path, kind: str | None, *, as_json: bool) -
 
 def verify(repo: Path, base: str, head: str, model: str, *, as_json: bool) -> NoReturn:
     """Prints the grade of each file of evidence at `head`."""
-    from .gate import read_statements
+    from .gate_evidence import read_statements
 
     directory = model_directory(model)
     repository = Repository.open(repo)

@@ -11,6 +11,7 @@ from fasttrack_validation.claims.documents import PROSE
 from fasttrack_validation.claims.review import review
 from fasttrack_validation.errors import UserError
 
+from .git import display
 from .report.record import MARKDOWN
 from .stages import Reason, StageResult, StageStatus
 
@@ -31,7 +32,7 @@ def stage(files: Mapping[str, bytes], directory: str, body: str | None = None) -
         for number, (name, data) in enumerate(sorted({**texts, **claims}.items())):
             path = Path(folder) / f"{number}{Path(name).suffix}"
             path.write_bytes(data)
-            names[str(path)] = f"{directory}/{name}"
+            names[str(path)] = f"{directory}/{display(name)}"
         if body is not None:
             path = Path(folder) / "body.md"
             path.write_text(body, "utf-8")

@@ -6,8 +6,6 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
-import typer
-
 from fasttrack_validation.errors import UserError
 
 from . import model_dir, workspace

@@ -16,7 +16,8 @@ def render_text(result: GateResult) -> str:
         note = "" if stage.required else " (not required)"
         lines.append(f"  {stage.status.replace('_', ' '):8} {stage.stage:12} {stage.summary}{note}")
         for reason in stage.reasons:
-            lines += _lines(reason)
+            if reason.id != "evidence.untouched":  # the stage's own line counts them; there may be dozens
+                lines += _lines(reason)
     if result.draft_only:
         lines.append("  stays a draft:")
         for reason in result.draft_only:
@@ -26,7 +27,7 @@ def render_text(result: GateResult) -> str:
 
 def _lines(reason: Reason) -> list[str]:
     place = ":".join(str(part) for part in (reason.path, reason.line) if part)
-    return [f"    {place + ': ' if place else ''}{printable(reason.message)} [{reason.id}]", f"      {reason.remedy}"]
+    return [f"    {printable(place) + ': ' if place else ''}{printable(reason.message)} [{reason.id}]", f"      {reason.remedy}"]
 
 
 def printable(text: str) -> str:

@@ -5,11 +5,14 @@ from types import SimpleNamespace
 
 import pytest
 from fasttrack import arrows, figures, recheck
+from fasttrack.report.gate import render_annotations, render_text
+from fasttrack.report.gate_sarif import render_sarif
+from fasttrack.report.gate_summary import render_summary
 from fasttrack.stages import StageStatus
 from fasttrack_validation.contracts.base import Cost
 from fasttrack_validation.errors import UserError
 from fasttrack_validation.judge.verdict import KernelAudit, Status, Verdict
-from gated_change import INSIDE, KERNEL, M, STATEMENT, gate, ids, statement, statuses
+from gated_change import INSIDE, KERNEL, M, STATEMENT, gate, ids, parse_manifest, run_gate, statement, statuses, tree
 
 TABLE = b'[[entry]]\nhardware = "h200"\ntp = 8\nrows = [1, 4]\nkernel = "kernels/k.py"\nbasis = "modelled"\n'
 
@@ -170,6 +173,22 @@ def test_what_is_not_confined_is_not_run(forge):
 def test_an_op_that_the_change_leaves_alone_is_not_judged_again():
     answers = recheck.stages(how({}, []), SimpleNamespace(), (), {}, {}, M)
     assert [one.status for one in answers] == [StageStatus.PASS] * 2
+
+
+# Names that act
+
+
+@pytest.mark.parametrize("name", [b"\xff.py", b"a\n::error::x.py", b"a\x1b[2K.py", b"evidence/statements/\xff.json",
+                                  b"evidence/\xff.json.sig", b"evidence/attestations/\xff.sigstore.json", b"\xff.md"])  # fmt: skip
+def test_a_hostile_name_is_told_and_neither_acts_nor_stops_the_gate(forge, name):
+    base = forge.commit(tree({}))
+    text = b"3x faster\n" if name.endswith(b".md") else b"import numpy\n"
+    files = {key.encode(): value for key, value in tree(CHANGE).items()} | {M.encode() + b"/" + name: text}
+    result = run_gate(forge.path, base, forge.commit(files, base), "alpha", parse_manifest=parse_manifest)
+    assert result.exit_code == 1
+    for told in (render_text(result), render_annotations(result), render_summary(result), render_sarif(result)):
+        assert "\x1b" not in told and told.encode()
+    assert not any(line.startswith("::") for line in render_text(result).splitlines())
 
 
 # Nothing of the head runs in this process

@@ -94,6 +94,8 @@ def test_git_errors_and_the_callers_git_environment(checkout, monkeypatch):
 @pytest.mark.parametrize(("there", "asked"), [("main", "main/x"), ("x/y", "x"), ("a/b", "a/b/c/d")])
 def test_a_branch_that_git_cannot_keep_beside_another_is_refused_at_once(checkout, there, asked):
     """Branches are files: where one is, no directory can be, and the other way round."""
+    from fasttrack import workspace
+
     if there != "main":
         workspace.git(checkout, "branch", there)
     with pytest.raises(UserError, match="cannot be beside branch"):
