@@ -10,15 +10,15 @@ from fasttrack_validation.errors import UserError
 
 def new_model(
     name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="of the directories: lower-case words joined by '_', such as kimi_k3")
+        str | None, typer.Argument(metavar="NAME", help="of the directories: lower-case words and '_', such as kimi_k3")
     ] = None,
     answers: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="TOML with the answers; what is missing is asked for on a terminal")
+        Path | None, typer.Option(metavar="FILE", help="TOML with answers; what is missing is asked for on a terminal")
     ] = None,
     config: Annotated[
         Path | None, typer.Option(metavar="FILE", help="a published config.json: width and epsilon are read from it")
     ] = None,
-    questions: Annotated[bool, typer.Option("--questions", help="print a file of answers to fill in, and stop")] = False,
+    questions: Annotated[bool, typer.Option("--questions", help="print a file of answers to fill in")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="check everything, name the files, write none")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print data instead of text; asks nothing")] = False,
 ) -> None:

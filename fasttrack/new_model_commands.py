@@ -26,10 +26,14 @@ def new_model(name: str, answers: Path | None, config: Path | None, *, dry_run: 
         write.write(checkout, name, exam | directory)
     steps = _steps(name)
     if as_json:
-        facts = {"model": name, "written": not dry_run, "first_change": sorted(exam), "second_change": sorted(directory)}
-        print(json.dumps(facts | {"next": [{"what": what, "commands": list(lines)} for what, lines in steps]}, indent=2))
+        facts = {
+            "model": name, "written": not dry_run, "first_change": sorted(exam), "second_change": sorted(directory),
+            "next": [{"what": what, "commands": list(lines)} for what, lines in steps],
+        }  # fmt: skip
+        print(json.dumps(facts, indent=2))
         return
-    print(f"{'would write' if dry_run else 'wrote'} {len(exam)} files for people to review and {len(directory)} for the lane:")
+    wrote = "would write" if dry_run else "wrote"
+    print(f"{wrote} {len(exam)} files for people to review and {len(directory)} for the lane:")
     for target in write.targets(name):
         print(f"  {target}")
     for what, lines in steps:
@@ -54,15 +58,15 @@ def _steps(name: str) -> tuple[tuple[str, tuple[str, ...]], ...]:
              f"fasttrack evaluate {name} --op rms_norm --candidate {directory}/kernels/rms_norm.py"),
         ),
         (
-            "2. The exam is a change of its own, reviewed by people, without the label fast-track: the gate refuses whatever "
-            "changes what it judges by (confinement.policy_change). It has to be merged first:",
+            "2. The exam is a change of its own, reviewed by people, without the label fast-track: the gate refuses "
+            "whatever changes what it judges by (confinement.policy_change). It has to be merged first:",
             (f"git switch -c contract/{name} main",
              f"git add {contract} {exam} {kernels}",
              f"git commit -m 'Add the contract of {name}'"),
         ),
         (
-            "3. Once it is in main, the model directory travels the lane. `submit` judges the kernel against the contract at "
-            "main, and puts evidence and report on a branch:",
+            "3. Once it is in main, the model directory travels the lane. `submit` judges the kernel against the contract "
+            "at main, and puts evidence and report on a branch:",
             (f"git switch -c fasttrack/{name}/start main",
              f"git add {directory}",
              f"git commit -m 'Add {name} to the lane'",

@@ -1,4 +1,4 @@
-"""What must be known before a model can be onboarded: facts of the model and choices of people. Nothing has a default."""
+"""What must be known before a model can be onboarded: facts of it, and choices of people. Nothing has a default."""
 
 import datetime
 import json
@@ -23,7 +23,7 @@ _FROM_CONFIG = ("hidden_size", "rms_norm_eps")
 class Answers(Frozen):
     """Everything that the scaffold of a model is made from."""
 
-    title: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._+()/-]{0,79}$", description="what the model is called in texts")
+    title: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._+()/-]{0,79}$", description="what texts call the model")
     sources: tuple[str, ...] = Field(min_length=1, description="where the facts below are published")
     hidden_size: int = Field(ge=64, le=1 << 16, multiple_of=8, description="channels of a row of the backbone")
     rms_norm_eps: float = Field(ge=1e-30, le=0.1, description="added to the mean square of a row, inside of the root")
@@ -100,14 +100,15 @@ def gather(file: Path | None, config: Path | None, ask: Callable[[str, str], str
     for path, read in ((file, _read), (config, _published)):
         for name, value in (read(path) if path else {}).items():
             if name in known and known[name] != value:
-                raise UserError(f"{name} is {known[name]!r} in {file}, and {value!r} in {path}", "find out which is right")
+                both = f"{name} is {known[name]!r} in {file}, and {value!r} in {path}"
+                raise UserError(both, "find out which is right")
             known[name] = value
     missing = [name for name in Answers.model_fields if name not in known]
     if missing and ask is None:
         lines = "\n".join(f"  {name}: {Answers.model_fields[name].description}" for name in missing)
         raise UserError(
             f"not known, and not to be guessed:\n{lines}",
-            "answer in a file, --answers FILE (`fasttrack new-model --questions` prints one to fill in), or on a terminal",
+            "answer on a terminal, or in a file: `fasttrack new-model --questions` prints one to fill in, --answers reads it",
         )
     for name in missing:
         known[name] = _asked(name, ask)

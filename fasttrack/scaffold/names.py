@@ -11,7 +11,7 @@ from ..confinement.names import check_name, fold
 
 LONGEST = 48
 _NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
-# Names that lists of models and of their tests are walked with, or that Python or pytest would take for something else.
+# What pytest, packaging or a reader of lists would take for something else.
 _TAKEN = frozenset({"conftest", "test", "tests", "model", "models", "setup"})
 
 
@@ -20,13 +20,21 @@ def check(name: str) -> None:
     if not _NAME.fullmatch(name) or len(name) > LONGEST:
         near = suggestion(name)
         raise UserError(
-            f"{name!r} cannot name a model: lower-case letters and digits, words joined by '_', {LONGEST} characters at most",
+            f"{name!r} cannot name a model: lower-case letters and digits, words joined by '_', at most {LONGEST} in all",
             f"call it {near!r}" if near else "choose a name such as kimi_k3",
         )
+    if why := _reserved(name):
+        raise UserError(f"{name!r} cannot name a model: {why}", f"call it {suggestion(name)!r}")
+
+
+def _reserved(name: str) -> str | None:
+    """Why a name of the right form cannot be used all the same."""
+    if keyword.iskeyword(name) or keyword.issoftkeyword(name):
+        return "it is a word of Python"
+    if name in _TAKEN:
+        return "tools take it for something else"
     broken = next(iter(check_name(name)), None)
-    if keyword.iskeyword(name) or keyword.issoftkeyword(name) or name in _TAKEN or broken:
-        why = broken[1] if broken else "it is a word of Python, or of this repository's tools"
-        raise UserError(f"{name!r} cannot name a model: {why}", f"call it {name + '_model'!r}")
+    return broken[1] if broken else None
 
 
 def check_free(name: str, where: str, entries: Iterable[str]) -> None:
@@ -39,11 +47,11 @@ def check_free(name: str, where: str, entries: Iterable[str]) -> None:
         if fold(stem) == fold(name):
             what = f"{where}/{entry} exists already"
             what += "" if stem == name else f", and {name!r} is the same name on some file systems"
-            raise UserError(what, "choose another name; a model that is there is changed by ordinary review, or by proposals")
+            raise UserError(what, "choose another name; what is there is changed by ordinary review, or by proposals")
 
 
 def suggestion(name: str) -> str | None:
     """The nearest name that would do, or None where nothing of `name` is left."""
     plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode().lower()
-    near = re.sub(r"[^a-z0-9]+", "_", plain).strip("_").lstrip("0123456789_")[:LONGEST].rstrip("_")
-    return near if near and _NAME.fullmatch(near) and not keyword.iskeyword(near) else None
+    near = re.sub(r"[^a-z0-9]+", "_", plain).lstrip("0123456789_")[:LONGEST].strip("_")
+    return f"{near}_model" if near and _reserved(near) else near or None

@@ -3,17 +3,17 @@
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from fasttrack_validation.errors import UserError
 
-from ..storage import writing
 from . import names
 
 
 def targets(name: str) -> tuple[str, ...]:
-    """What the scaffold makes, relative to the checkout: two files and two directories, moved into place in this order."""
+    """What the scaffold makes, relative to the checkout: two files, two directories, moved into place in this order."""
     return (
         f"tests/validation/contracts/test_{name}.py",
         f"tests/models/test_{name}_kernels.py",
@@ -35,7 +35,7 @@ def check(checkout: Path, name: str) -> None:
     for target in targets(name):
         directory = (checkout / target).parent
         taken = (entry.name for entry in directory.iterdir()) if directory.is_dir() else ()
-        names.check_free(Path(target).name, target.rpartition("/")[0], taken)
+        names.check_free(Path(target).stem, target.rpartition("/")[0], taken)
 
 
 def write(checkout: Path, name: str, files: Mapping[str, str]) -> None:
@@ -44,11 +44,10 @@ def write(checkout: Path, name: str, files: Mapping[str, str]) -> None:
     They are written beside the checkout's own files first and moved into place when all are there; whatever stops that
     leaves the checkout as it was, save for a kill between two moves, after which the next call names what lies there.
     """
-    with writing(checkout):
-        stage = Path(tempfile.mkdtemp(prefix=f".new-{name}-", dir=checkout))
     moved: list[Path] = []
-    try:
-        with writing(stage):
+    with _writing(checkout):
+        stage = Path(tempfile.mkdtemp(prefix=f".new-{name}-", dir=checkout))
+        try:
             for path, text in files.items():
                 (stage / path).parent.mkdir(parents=True, exist_ok=True)
                 (stage / path).write_bytes(text.encode())
@@ -59,9 +58,18 @@ def write(checkout: Path, name: str, files: Mapping[str, str]) -> None:
                     raise UserError(f"{final} exists already", "choose another name")
                 os.rename(stage / target, final)
                 moved.append(final)
-    except BaseException:
-        for final in moved:
-            shutil.rmtree(final) if final.is_dir() else final.unlink()
-        raise
-    finally:
-        shutil.rmtree(stage, ignore_errors=True)
+        except BaseException:
+            for final in moved:
+                shutil.rmtree(final) if final.is_dir() else final.unlink()
+            raise
+        finally:
+            shutil.rmtree(stage, ignore_errors=True)
+
+
+@contextmanager
+def _writing(checkout: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        what = f"cannot write {error.filename or checkout}: {error.strerror or error}"
+        raise UserError(what, "free space or mend the path, and run it again: nothing was left behind") from error
