@@ -74,6 +74,18 @@ def test_a_second_call_refuses_and_leaves_everything_as_it_is(scaffolded):
     assert checkout.tree() == before
 
 
+def test_what_it_lacks_so_far_is_said_in_two_lines(scaffolded):
+    checkout = scaffolded[0]
+    for arguments, what in (
+        (("grid", "show", NAME, "--hardware", "h200"), "has no performance grid"),
+        (("evaluate", NAME, "--op", "rms_norm+rms_norm", "--candidate", KERNEL), "cannot be judged as one"),
+        (("evaluate", NAME, "--op", "layer:kda", "--candidate", KERNEL), "no op of"),
+        (("propose", NAME, "--dry-run"), f"has no contract of {NAME}"),  # nothing is committed yet
+    ):
+        done = checkout.fasttrack(*arguments)
+        assert done.returncode == 2 and what in done.stderr and "Traceback" not in done.stderr, done.stderr
+
+
 def test_it_travels_as_two_changes_and_the_gate_passes_unedited(scaffolded):
     checkout, said, *_ = scaffolded
     written = {path: (checkout.path / path).read_bytes() for path in said["second_change"]}

@@ -116,6 +116,9 @@ def contract_digest(model: str, op: str, files: Mapping[str, bytes] | None = Non
     if files is None:
         files = {name: (ROOT / name).read_bytes() for name in names}
     missing = [name for name in names if name not in files]
+    if missing and not any(name.startswith(f"contracts/{model}/") for name in files):
+        how = f"a contract counts from the base on: merge validation/contracts/{model}/ first, by ordinary review"
+        raise UserError(f"that tree has no contract of {model}", how)
     if missing:
         raise UserError(f"the contract of {model}/{op} lacks validation/{missing[0]}", "compare trees of one version")
     policy = f"contracts/{model}/{_POLICY}"

@@ -43,6 +43,17 @@ def test_unknown_names_get_the_nearest(call, what, how):
     assert what in caught.value.what and how in caught.value.how
 
 
+def test_a_tree_without_the_contract_is_told_from_one_that_lacks_a_file():
+    names = contracts.contract_files("kimi_k3", "kda_decode")
+    for files, what in (
+        ({"judge/verdict.py": b""}, "that tree has no contract of kimi_k3"),
+        (dict.fromkeys(names[:-1], b""), f"the contract of kimi_k3/kda_decode lacks validation/{names[-1]}"),
+    ):
+        with pytest.raises(UserError) as caught:
+            contracts.contract_digest("kimi_k3", "kda_decode", files)
+        assert caught.value.what == what
+
+
 def test_loading_imports_no_tensor_library():
     code = (
         "import sys; from fasttrack_validation import contracts; c = contracts.load('kimi_k3'); "
