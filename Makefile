@@ -23,6 +23,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	  { echo "fasttrack needs Python 3.11 to 3.13; $(PYTHON) is $$($(PYTHON) --version 2>&1)" >&2; \
 	    echo "choose another one: make PYTHON=python3.12" >&2; exit 2; }
 	@rm -f $@
+	@echo "installing into $(VENV): 2.6 GB (torch and Triton among it), which takes some minutes the first time"
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,cuda]'
 	@touch $@

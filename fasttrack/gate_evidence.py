@@ -56,6 +56,13 @@ def against_op(
             id=id, message=f"{op}: {message}", remedy=remedy, status=status, path=f"{directory}/{path}", op=op
         )
 
+    if path not in found and not any(name.startswith(f"contracts/{model}/") for name in policy):
+        yield reason(
+            "evidence.no_contract",
+            f"the base has no validation/contracts/{model}/, so nothing examines it",
+            "a new model's contract comes first: a change of its own, by ordinary review (`fasttrack new-model --help`)",
+        )
+        return
     if path not in found:
         if path not in files:
             yield reason("evidence.missing", "no statement of the judge")

@@ -85,11 +85,12 @@ class Grid:
             raise UserError(f"{directory.path.name} claims nothing for {hardware!r}", f"it claims {', '.join(known)}")
         self._widths = {claim.tp: claim.verify_width for claim in claims}
         self.directory_path = directory.path
+        self._cells = contract.grid  # says so where the model has none
         self._harness = harness.digest(contract.model)
 
     def cells(self, patterns: Sequence[str] = ()) -> tuple[Cell, ...]:
         """All cells whose names match one of `patterns`. Raises UserError where a pattern matches none."""
-        specs = self._contract.grid.cells(self.hardware)
+        specs = self._cells.cells(self.hardware)
         for pattern in patterns:
             if not any(fnmatchcase(spec.key, pattern) for spec in specs):
                 raise UserError(
@@ -100,7 +101,7 @@ class Grid:
 
     def _cell(self, spec: "CellSpec") -> Cell:
         width = self._widths.get(spec.tp)
-        why = f"nothing is claimed for TP {spec.tp}" if width is None else self._contract.grid.excluded(spec, width)
+        why = f"nothing is claimed for TP {spec.tp}" if width is None else self._cells.excluded(spec, width)
         if why:
             return Cell(spec, Standing.EXCLUDED, None, why)
         record = self._read(spec)
@@ -120,7 +121,7 @@ class Grid:
 
     def subject(self, spec: "CellSpec") -> Subject:
         """Digests of all that a cell's figures are about."""
-        return self._subject(self._contract.grid.ops(spec), spec.tp, spec.rows)
+        return self._subject(self._cells.ops(spec), spec.tp, spec.rows)
 
     @cache  # noqa: B019 - a grid lives as long as a command
     def _subject(self, ops: tuple[str, ...], tp: int, rows: int) -> Subject:

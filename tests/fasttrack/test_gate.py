@@ -190,6 +190,14 @@ def test_model_without_contract(forge):
     assert "no contract for model 'alpha'" in reason.message
 
 
+def test_a_directory_that_comes_before_its_contract_is_told_so(forge):
+    result = gate(forge, INSIDE, {"judge/verdict.py": b"JUDGE = 1\n"})
+    assert ids(result, "evidence") == ["evidence.no_contract"] and result.exit_code == 1
+    (reason,) = [reason for stage in result.stages for reason in stage.reasons if stage.stage == "evidence"]
+    assert "validation/contracts/alpha/" in reason.message and "comes first" in reason.remedy
+    assert ids(gate(forge, INSIDE), "evidence") == ["evidence.missing"]
+
+
 def test_self_reported_measurements_keep_it_a_draft(forge):
     measured = Measured(microseconds=7.5, low=7.4, high=7.6, repetitions=5, method="graph", hardware="H200")
     cell = evidence.PerformanceCell(

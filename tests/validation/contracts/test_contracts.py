@@ -23,7 +23,7 @@ def contract():
 
 
 def test_models_and_ops(contract):
-    assert contracts.models() == ("kimi_k3",)
+    assert "kimi_k3" in contracts.models() and "trace" not in contracts.models()
     assert list(contract.ops) == list(kimi_k3.FILES)
     assert contract.op("kda_decode").op == "kda_decode"
 
@@ -32,7 +32,7 @@ def test_models_and_ops(contract):
     ("call", "what", "how"),
     [
         (lambda: contracts.load("kimi-k3"), "no model is called 'kimi-k3'", "did you mean 'kimi_k3'?"),
-        (lambda: contracts.load("qwen"), "no model is called 'qwen'", "known: kimi_k3"),
+        (lambda: contracts.load("qwen"), "no model is called 'qwen'", "kimi_k3"),
         (lambda: contracts.load("kimi_k3").op("kda_decod"), "'kda_decod'", "did you mean 'kda_decode'?"),
         (lambda: contracts.contract_digest("kimi_k3", "kda"), "'kda'", "kda_decode"),
     ],
@@ -41,6 +41,17 @@ def test_unknown_names_get_the_nearest(call, what, how):
     with pytest.raises(UserError) as caught:
         call()
     assert what in caught.value.what and how in caught.value.how
+
+
+def test_a_tree_without_the_contract_is_told_from_one_that_lacks_a_file():
+    names = contracts.contract_files("kimi_k3", "kda_decode")
+    for files, what in (
+        ({"judge/verdict.py": b""}, "that tree has no contract of kimi_k3"),
+        (dict.fromkeys(names[:-1], b""), f"the contract of kimi_k3/kda_decode lacks validation/{names[-1]}"),
+    ):
+        with pytest.raises(UserError) as caught:
+            contracts.contract_digest("kimi_k3", "kda_decode", files)
+        assert caught.value.what == what
 
 
 def test_loading_imports_no_tensor_library():
