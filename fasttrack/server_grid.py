@@ -105,7 +105,7 @@ class ServerGrid:
     def keep(self, record: Record) -> Path:
         """Writes a record into the model directory, in full or not at all."""
         path = self.folder / f"{record.cell.key}.json"
-        storage.write_file(path, (record.model_dump_json(exclude_none=True) + "\n").encode())
+        storage.write_file(path, (record.model_dump_json() + "\n").encode())
         return path
 
 

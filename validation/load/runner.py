@@ -71,7 +71,7 @@ class Runner:
             return self._record(cell, NotRun(reason=why))
         try:
             return self._record(cell, self._measured(cell))
-        except (figures.NoFigure, ToolFailed) as error:
+        except ToolFailed as error:
             return self._record(cell, Failed(stage="load", reason=str(error)))
 
     def _measured(self, cell: ServingCell) -> Measured | Failed:
@@ -99,7 +99,10 @@ class Runner:
             for arm in order if number % 2 == 0 else order[::-1]:
                 self._say(f"round {number + 1} of {self._servers.load.rounds}: {arm}")
                 run = self._send(tool, sides[arm], self._asked(cell, asking, seed, asking.requests))
-                figure = figures.of(run, decode_only=asking.decode_only, objective=asking.objective)
+                try:
+                    figure = figures.of(run, decode_only=asking.decode_only, objective=asking.objective)
+                except figures.NoFigure as error:
+                    return Failed(stage="load", reason=f"{arm}, round {number + 1}: {error}")
                 found[arm].append(Round.of(run, figure))
                 self._raw(cell, number, arm, run)
 
@@ -112,7 +115,7 @@ class Runner:
     def _send(self, tool: Tool, server: Server, asked: Asked) -> Run:
         try:
             return send(tool, server, asked)
-        except (ToolFailed, figures.NoFigure) as error:
+        except ToolFailed as error:
             raise ToolFailed(f"{server.arm}: {error}") from error
 
     def _asked(self, cell: ServingCell, asking: Asking, seed: int, count: int) -> Asked:

@@ -148,7 +148,7 @@ def aiperf_command(server: Server, asked: Asked, sessions: Path, out: Path) -> l
         "--concurrency", str(asked.concurrency), "--conversation-num", str(asked.count), "--random-seed",
         str(asked.seed % 2**31), "--extra-inputs", "ignore_eos:true", "--extra-inputs",
         f"temperature:{asked.load.temperature:g}", "--artifact-dir", str(out), "--export-level", "records",
-        "--ui", "none",
+        "--export-outputs-json", "--ui", "none",
     ]  # fmt: skip
 
 
@@ -177,7 +177,10 @@ def _aiperf(server: Server, asked: Asked) -> Run:
         found = next(iter(sorted(out.rglob("profile_export.jsonl"))), None)
         if found is None:
             raise ToolFailed("aiperf wrote no profile_export.jsonl")
-        return aiperf_run(found.read_text("utf-8"), asked.seed, after)
+        texts = next(iter(out.rglob("outputs.json")), None)
+        told = [] if texts is None else [one.get("response_text") for one in _json(texts).get("data", ())]
+        run = aiperf_run(found.read_text("utf-8"), asked.seed, after)
+        return run.model_copy(update={"repeated_ngrams": repeated_ngrams(one for one in told if one)})
 
 
 def aiperf_run(text: str, seed: int, counters: Counters) -> Run:
@@ -204,7 +207,9 @@ def aiperf_run(text: str, seed: int, counters: Counters) -> Run:
             input_tokens=int(metrics["input_sequence_length"]["value"]),
             output_tokens=int(metrics["output_sequence_length"]["value"]),
         ))  # fmt: skip
-    return Run(tool="aiperf profile", seed=seed, answers=tuple(answers), seconds=(ended - began) / 1e9, counters=counters)
+    return Run(
+        tool="aiperf profile", seed=seed, answers=tuple(answers), seconds=(ended - began) / 1e9, counters=counters
+    )
 
 
 def _seconds(metric: dict[str, Any]) -> Any:
