@@ -135,6 +135,7 @@ def _rendered(name: str, facts: dict) -> str:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(str(files("fasttrack.templates"))), undefined=jinja2.StrictUndefined,
         keep_trailing_newline=True, trim_blocks=True, autoescape=False,
+        comment_start_string="<%#", comment_end_string="#%>",  # "{#" is an array's length in a shell
     )  # fmt: skip
     environment.filters["quote"] = lambda value: shlex.quote(str(value))
     return re.sub(r"\n{3,}", "\n\n", environment.get_template(name).render(facts))
