@@ -38,12 +38,19 @@ class Pair(Frozen):
         return 2 * self.tp
 
 
+class Command(Frozen):
+    """One command of `fasttrack`. Where what it `makes` is there already, it is not run again."""
+
+    arguments: tuple[str, ...] = Field(min_length=1)
+    makes: str | None = None
+
+
 class Step(Frozen):
-    """One step: commands of `fasttrack` as argument lists, and the pair of servers that has to run meanwhile."""
+    """One step: its commands, and the pair of servers that has to run meanwhile."""
 
     id: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$")
     title: str
-    commands: tuple[tuple[str, ...], ...] = Field(min_length=1)
+    commands: tuple[Command, ...] = Field(min_length=1)
     hours: Hours
     pair: str | None = None
 
@@ -142,35 +149,41 @@ def steps(model: str, hardware: str, grid: ServingGrid, fits: Sequence[Pair], *,
     own = ("--grid", "grid.toml") if rehearsal else ()
     where = ("--hardware", hardware, "--scope", "server", *own, "--records", "results/grid")
     plain = next((pair for pair in fits if pair.speculation is Drafting.OFF), fits[0])
-    build = [("fasttrack", "exam", "build", *exam.build, "-o", f"exams/{exam.name}") for exam in exams]
-    build += [("fasttrack", "exam", "plan", f"exams/{exam.name}", *exam.plan, "-o", f"plans/{exam.name}.toml") for exam in exams]
+    build = [
+        Command(arguments=("fasttrack", "exam", "build", *exam.build, "-o", place), makes=place)
+        for exam in exams if (place := f"exams/{exam.name}")
+    ]  # fmt: skip
+    build += [
+        Command(arguments=("fasttrack", "exam", "plan", f"exams/{exam.name}", *exam.plan, "-o", place), makes=place)
+        for exam in exams if (place := f"plans/{exam.name}.toml")
+    ]  # fmt: skip
     plans = [option for exam in exams for option in ("--plan", f"plans/{exam.name}.toml")]
     found = [
         Step(id="exams", title="Freeze exams and plans", hours=0.2, commands=tuple(build)),
         Step(
             id="numerics", title="Token by token, server against server", pair=plain.name,
             hours=0.1 if rehearsal else NUMERICS_HOURS,
-            commands=((
+            commands=_one(
                 "fasttrack", "validate", model, "--stage", "numerics", "--stock-url", URLS["stock"], "--candidate-url",
                 URLS["specialised"], "--tokens", "inputs/tokens.jsonl", "--out", "results/numerics",
-            ),),
+            ),
         ),
         Step(
             id="accuracy", title="Exams, server against server", pair=plain.name, hours=0.2 if rehearsal else EXAM_HOURS,
-            commands=((
+            commands=_one(
                 "fasttrack", "validate", model, "--stage", "accuracy", *plans, "--exams", "exams", "--baseline",
                 URLS["stock"], "--candidate", URLS["specialised"], "--out", "results/accuracy",
-            ),),
+            ),
         ),
     ]  # fmt: skip
     found += [
         Step(
             id=f"grid-{pair.name}", title=f"The performance grid, TP {pair.tp}, speculation {pair.speculation}",
             pair=pair.name, hours=0.2 if rehearsal else grid_hours(pair, grid),
-            commands=((
+            commands=_one(
                 "fasttrack", "grid", "run", model, *where, "--servers", f"servers/{pair.name}.toml", "--cell",
                 f"tp{pair.tp}-*-{pair.speculation}", "--raw", "results/raw",
-            ),),
+            ),
         )
         for pair in fits
     ]  # fmt: skip
@@ -178,9 +191,13 @@ def steps(model: str, hardware: str, grid: ServingGrid, fits: Sequence[Pair], *,
         Step(
             id="claims", title="What may be said of it", hours=0.0,
             commands=(
-                ("fasttrack", "grid", "claim", model, *where, "-o", "results/claims.json"),
-                ("fasttrack", "claims", "check", "results/claims.json"),
+                *_one("fasttrack", "grid", "claim", model, *where, "-o", "results/claims.json"),
+                *_one("fasttrack", "claims", "check", "results/claims.json"),
             ),
         )
     )
     return tuple(found)
+
+
+def _one(*arguments: str) -> tuple[Command, ...]:
+    return (Command(arguments=arguments),)

@@ -19,7 +19,7 @@ forced_source = "a published curve"
 [[block]]
 load = "decode_only"
 tp = [1]
-concurrency = [1, 2]
+concurrency = [1]
 isl = [16]
 speculation = ["off", "forced"]
 
