@@ -79,7 +79,7 @@ class Kit(Frozen):
     validation: str = Field(description="digest of judge, contracts, thresholds, exams and harness")
     requirement: Requirement
     pairs: tuple[Pair, ...]
-    left_out: dict[str, str] = Field(description="pair -> why it is not part of this kit")
+    left_out: dict[str, str] = Field(description="pair or step -> why it is not part of this kit")
     steps: tuple[Step, ...]
     pins: tuple[str, ...] = Field(description="versions, as pip takes them")
 

@@ -7,6 +7,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
@@ -20,7 +21,7 @@ from fasttrack_validation.performance.serving_grid import ServingGrid, serving_g
 
 from .. import model_dir, storage
 from ..server_grid import ServerGrid
-from . import inputs, plan
+from . import inputs, known, plan
 from .plan import Kit
 
 SOURCES = "fasttrack-source"
@@ -70,6 +71,7 @@ def write(model: str, hardware: str, out: Path, *, gpus: int | None, rehearsal: 
         raise UserError(f"no pair of servers fits {linked} GPUs", "; ".join(f"{n} {why}" for n, why in left_out.items()))
     card = None if rehearsal else profile(hardware)
     label = "cpu" if rehearsal else hardware
+    steps, unknown = _known(plan.steps(model, "cpu" if rehearsal else hardware, grid, fits, rehearsal=rehearsal))
     commit, bundle = _sources(directory.path, rehearsal)
     constraints = _constraints(directory.path)
     kit = Kit(
@@ -80,7 +82,7 @@ def write(model: str, hardware: str, out: Path, *, gpus: int | None, rehearsal: 
             driver="580" if card else None, disk_gb=3000 if card else 1, memory_gb=500 if card else 2,
             programs=("curl", "tar", "ssh-keygen", *(("vllm",) if card else ())),
         ),
-        pairs=fits, left_out=left_out, steps=plan.steps(model, label, grid, fits, rehearsal=rehearsal),
+        pairs=fits, left_out={**left_out, **unknown}, steps=steps,
         pins=tuple(line for line in constraints.splitlines() if line and not line.startswith("#")),
     )  # fmt: skip
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -97,6 +99,14 @@ def write(model: str, hardware: str, out: Path, *, gpus: int | None, rehearsal: 
         raise
     storage.sync_directory(out.parent)
     return kit
+
+
+def _known(steps: Sequence[plan.Step]) -> tuple[tuple[plan.Step, ...], dict[str, str]]:
+    """(steps whose commands this version knows, the others with why)."""
+    unknown = {
+        step.id: why for step in steps for command in step.commands if (why := known.why_not(command.arguments))
+    }  # fmt: skip
+    return tuple(step for step in steps if step.id not in unknown), unknown
 
 
 def _fill(

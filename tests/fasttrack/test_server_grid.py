@@ -112,6 +112,7 @@ def test_a_run_that_is_cut_off_goes_on_and_repeats_nothing(place, two, capsys, m
     assert len(ran) == 5 and len(apart) == 1 and "hardware.driver" in found[apart[0]]["outcome"]["reason"]
     assert found[apart[0]]["outcome"]["kind"] == "not_run"
     assert grid("run", "--servers", servers(place, *two, driver="590"), *off) == 0 and len(ran) == 6
+    capsys.readouterr()
     assert sum(one["standing"] == "measured" for one in cells(capsys).values()) == 3
 
 
