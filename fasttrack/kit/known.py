@@ -21,5 +21,6 @@ def why_not(arguments: Sequence[str]) -> str | None:
     try:
         command.make_context(path, list(rest), resilient_parsing=False)
     except Exception as error:  # whatever the parser calls its complaint, that is why
-        return f"this version's `{path}` does not take it: {getattr(error, 'message', None) or error}"
+        told = error.format_message() if hasattr(error, "format_message") else error
+        return f"this version's `{path}` does not take it: {told}"
     return None
