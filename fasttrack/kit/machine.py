@@ -1,7 +1,7 @@
 """Checks of a machine before a kit's first hour is spent. Python's own library alone: it runs before anything is installed.
 
 Run inside the kit: `python3 check_machine.py [--gpus N]`. Prints a line for each check, writes results/machine.json, and
-servers/*.toml from servers/*.toml.in with what was found. A condition that cannot be found out stays unknown.
+servers/*.toml and inputs/declare.json from their templates with what was found. A condition that cannot be found out stays unknown.
 Exit: 0 all in order, 1 something is not.
 """
 
@@ -35,7 +35,7 @@ def main(arguments=None, folder=None):
     results = folder / "results"
     results.mkdir(exist_ok=True)
     write(results / "machine.json", json.dumps({"kit": kit["commit"], "facts": facts}, indent=1, sort_keys=True) + "\n")
-    for template in sorted((folder / "servers").glob("*.toml.in")):
+    for template in sorted([*(folder / "servers").glob("*.toml.in"), *(folder / "inputs").glob("*.json.in")]):
         write(template.with_suffix(""), filled(template.read_text("utf-8"), facts))
     return 0 if all(good for good, _, _ in checks) else 1
 
@@ -50,7 +50,7 @@ def look(folder):
     }  # fmt: skip
     if cards:
         facts.update({name: one_value(cards, name) for name in ("gpu", "driver", "sm_clock", "memory_clock", "throttled")})
-    for name in ("CLOCKS_LOCKED", "ENGINE_BUILD", "INTERCONNECT", "NODES"):
+    for name in ("CLOCKS_LOCKED", "ENGINE_BUILD", "MODEL_REVISION", "INTERCONNECT", "NODES"):
         if os.environ.get(name):
             facts[name.lower()] = os.environ[name]
     return facts
@@ -118,6 +118,9 @@ def check(wanted, facts):
             "see to cooling and power first: a throttled card measures nothing")  # fmt: skip
         say(facts.get("clocks_locked") in ("true", "false"), f"clocks locked: {facts.get('clocks_locked') or 'not said'}",
             "lock them (`nvidia-smi -lgc MHZ`) and export CLOCKS_LOCKED=true, or export CLOCKS_LOCKED=false")  # fmt: skip
+        for name, what in (("engine_build", "the engine's build"), ("model_revision", "the revision of the weights")):
+            say(facts.get(name), f"{what}: {facts.get(name) or 'not said'}",
+                f"export {name.upper()}=...: numerics and claims refuse what nobody names")  # fmt: skip
     return found
 
 

@@ -148,6 +148,8 @@ def steps(model: str, hardware: str, grid: ServingGrid, fits: Sequence[Pair], *,
     exams = REHEARSED if rehearsal else PUBLISHED
     own = ("--grid", "grid.toml") if rehearsal else ()
     where = ("--hardware", hardware, "--scope", "server", *own, "--records", "results/grid")
+    # A server of the small model says of itself what the engine's does not.
+    declared = () if rehearsal else ("--declare", "inputs/declare.json")
     plain = next((pair for pair in fits if pair.speculation is Drafting.OFF), fits[0])
     build = [
         Command(arguments=("fasttrack", "exam", "build", *exam.build, "-o", place), makes=place)
@@ -165,7 +167,7 @@ def steps(model: str, hardware: str, grid: ServingGrid, fits: Sequence[Pair], *,
             hours=0.1 if rehearsal else NUMERICS_HOURS,
             commands=_one(
                 "fasttrack", "validate", model, "--stage", "numerics", "--stock-url", URLS["stock"], "--candidate-url",
-                URLS["specialised"], "--tokens", "inputs/tokens.jsonl", "--out", "results/numerics",
+                URLS["specialised"], "--tokens", "inputs/tokens.jsonl", *declared, "--out", "results/numerics",
             ),
         ),
         Step(

@@ -132,6 +132,8 @@ def _fill(
     }  # fmt: skip
     for pair in kit.pairs:
         texts[f"servers/{pair.name}.toml.in"] = _rendered("kit_servers.toml.j2", {**facts, "pair": pair})
+    if not kit.rehearsal:
+        texts["inputs/declare.json.in"] = _rendered("kit_declare.json.j2", facts)
     if kit.rehearsal:
         texts["grid.toml"] = REHEARSAL_GRID.format(model=kit.model)
     for name, text in texts.items():

@@ -100,6 +100,8 @@ def test_what_a_kit_brings(here, checkout):
         assert "fasttrack-source/models/kimi_k3/fasttrack.toml" in archive.getnames()
     readme = (here / "kit/README.md").read_text()
     assert all(step.id in readme for step in kit.steps) and "estimated and not measured" in readme and head[:12] in readme
+    lines = [json.loads(line) for line in (here / "kit/inputs/tokens.jsonl").read_text().splitlines()]
+    assert sum(len(line["tokens"]) for line in lines) == 16 * (256 + 1024 + 4096 + 16384) and len({x["id"] for x in lines}) == 64
     serve = (here / "kit/serve.sh").read_text()
     assert '"synthetic_acceptance_length": 3.84' in serve and "SPECIALISED_ARGS" in serve
     assert (here / "kit/run.sh").stat().st_mode & stat.S_IXUSR
@@ -148,7 +150,7 @@ def test_the_machine_is_checked_first(here, monkeypatch, capsys, line, said):
     (here / "kit/kit.json").write_text(json.dumps(kit))
     smi(here / "bin", line)
     monkeypatch.setenv("PATH", f"{here / 'bin'}{os.pathsep}{os.environ['PATH']}")
-    for name, value in (("CLOCKS_LOCKED", "true"), ("ENGINE_BUILD", "image@sha256:1"), ("INTERCONNECT", "nvlink5"), ("NODES", "8")):
+    for name, value in (("CLOCKS_LOCKED", "true"), ("ENGINE_BUILD", "image@sha256:1"), ("MODEL_REVISION", "r1"), ("INTERCONNECT", "nvlink5"), ("NODES", "8")):
         monkeypatch.setenv(name, value)
     code = machine.main(["--gpus", "72"], here / "kit")
     out = capsys.readouterr().out
@@ -160,12 +162,15 @@ def test_the_machine_is_checked_first(here, monkeypatch, capsys, line, said):
     if said is None:
         assert hardware == {"gpus": 8, "driver": "580.95.05", "sm_clock_mhz": 1920, "memory_clock_mhz": 3996,
                             "clocks_locked": True, "throttled": False, "interconnect": "nvlink5", "nodes": 8}  # fmt: skip
+    declared = json.loads((here / "kit/inputs/declare.json").read_text())
+    assert declared["stock"]["revision"] == "r1" and declared["stock"]["build"] != declared["candidate"]["build"]
     if "590" in line:
         assert "driver" not in hardware  # two drivers are none that the record could name
     monkeypatch.delenv("CLOCKS_LOCKED")
+    monkeypatch.delenv("MODEL_REVISION")
     assert machine.main(["--gpus", "4"], here / "kit") == 1
     out = capsys.readouterr().out
-    assert "clocks locked: not said" in out and "4 GPUs, 32 needed" in out
+    assert "revision of the weights: not said" in out and "clocks locked: not said" in out and "4 GPUs, 32 needed" in out
 
 
 def new_key(path):
