@@ -1,4 +1,5 @@
-"""Tokens that a kit brings for numerics, server against server: lines of {"id": ..., "tokens": [...]}, the same in every kit."""
+"""Tokens that a kit brings for numerics, server against server: lines of {"id": ..., "tokens": [...]}, in every kit the
+same."""
 
 import json
 import random

@@ -1,7 +1,7 @@
 """Checks of a machine before a kit's first hour is spent. Python's own library alone: it runs before anything is installed.
 
 Run inside the kit: `python3 check_machine.py [--gpus N]`. Prints a line for each check, writes results/machine.json, and
-servers/*.toml and inputs/declare.json from their templates with what was found. A condition that cannot be found out stays unknown.
+servers/*.toml and inputs/declare.json from their templates with what was found. What cannot be found out stays unknown.
 Exit: 0 all in order, 1 something is not.
 """
 
@@ -67,7 +67,8 @@ def nvidia_smi():
     if done.returncode:
         return []
     names = ("gpu", "driver", "sm_clock", "memory_clock", "throttled", "memory_mb")
-    rows = [dict(zip(names, (one.strip() for one in line.split(",")))) for line in done.stdout.splitlines() if line.strip()]
+    lines = (line for line in done.stdout.splitlines() if line.strip())
+    rows = [dict(zip(names, (one.strip() for one in line.split(",")))) for line in lines]
     for row in rows:
         row["throttled"] = {"Active": "true", "Not Active": "false"}.get(row.get("throttled"))
     return rows
@@ -96,20 +97,23 @@ def check(wanted, facts):
         found.append((bool(good), said, remedy))
 
     version = tuple(int(part) for part in facts["python"].split(".")[:2])
-    say(version >= tuple(wanted["python"]), f"Python {facts['python']}", f"use Python {wanted['python'][0]}.{wanted['python'][1]} or newer")
+    oldest = ".".join(map(str, wanted["python"]))
+    say(version >= tuple(wanted["python"]), f"Python {facts['python']}", f"use Python {oldest} or newer")
     say(facts["disk_gb"] >= wanted["disk_gb"], f"{facts['disk_gb']} GB free, {wanted['disk_gb']} GB needed",
         "put the kit, and the weights, on a larger disk")  # fmt: skip
     memory = facts.get("memory_gb")
     say(memory is not None and memory >= wanted["memory_gb"], f"{memory} GB of memory, {wanted['memory_gb']} GB needed",
         "use a larger host")  # fmt: skip
     for name in wanted["programs"]:
-        say(name in facts["programs"], f"{name} {'is there' if name in facts['programs'] else 'is missing'}", f"install {name}")
+        there = name in facts["programs"]
+        say(there, f"{name} {'is there' if there else 'is missing'}", f"install {name}")
     if wanted["gpu"] is not None:
         name = facts.get("gpu")
         say(name is not None and wanted["gpu"] in name, f"GPU {name}, wanted a {wanted['gpu']}",
             "figures of another GPU are no figures of this one: run the kit of your hardware")  # fmt: skip
-        say(facts["gpus"] >= wanted["gpus"], f"{facts['gpus']} GPUs, {wanted['gpus']} needed for the largest pair of servers",
-            "say how many are linked over all nodes (--gpus N), or write a kit for fewer (`fasttrack kit --gpus N`)")  # fmt: skip
+        said = f"{facts['gpus']} GPUs, {wanted['gpus']} needed for the largest pair of servers"
+        remedy = "say how many are linked over all nodes (--gpus N), or write a kit for fewer (`fasttrack kit --gpus N`)"
+        say(facts["gpus"] >= wanted["gpus"], said, remedy)
         driver = facts.get("driver")
         if wanted["driver"] is not None:
             good = driver is not None and numbers(driver) >= numbers(wanted["driver"])

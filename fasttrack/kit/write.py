@@ -117,7 +117,8 @@ def _fill(
             "draft_sample_method": "probabilistic"}  # fmt: skip
     forced = {**spec, "rejection_sample_method": "synthetic", "synthetic_acceptance_length": grid.forced_acceptance}
     facts = {
-        "kit": kit, "grid": grid, "ports": plan.PORTS, "urls": plan.URLS, "bundled": bundled, "rounds": 5 if kit.rehearsal else plan.ROUNDS,
+        "kit": kit, "grid": grid, "ports": plan.PORTS, "urls": plan.URLS, "bundled": bundled,
+        "rounds": 5 if kit.rehearsal else plan.ROUNDS,
         "pairs": {pair.name: pair for pair in kit.pairs}, "served": f"{kit.model}-nano" if kit.rehearsal else kit.model,
         "natural": json.dumps(spec), "forced": json.dumps(forced), "forced_source": grid.forced_source,
         "checkpoint": grid.model, "wait_s": 300 if kit.rehearsal else 7200,

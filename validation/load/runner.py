@@ -23,9 +23,10 @@ class Runner:
     """
 
     def __init__(
-        self, grid: ServingGrid, servers: Servers, folder: Path, *, subject: str, tool: Tool | None = None, rate: float | None = None,
-        floor: Floor = lambda cell: None, source: random.Random | None = None,
-        raw: Callable[[ServingCell, int, Arm, Run], None] = lambda *_: None, say: Callable[[str], None] = lambda line: None,
+        self, grid: ServingGrid, servers: Servers, folder: Path, *, subject: str, tool: Tool | None = None,
+        rate: float | None = None, floor: Floor = lambda cell: None, source: random.Random | None = None,
+        raw: Callable[[ServingCell, int, Arm, Run], None] = lambda *_: None,
+        say: Callable[[str], None] = lambda line: None,
         today: Callable[[], date] = lambda: datetime.now(UTC).date(),
     ) -> None:  # fmt: skip
         self._grid, self._servers, self._folder, self._tool, self._rate = grid, servers, folder, tool, rate

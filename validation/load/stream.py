@@ -88,7 +88,8 @@ class _Reading:
             raise _Broken(f"the stream broke off after {len(self.times)} pieces")
         tokens = self.usage.get("completion_tokens")
         if not self.times or not tokens:
-            raise _Broken("no token came" if not self.times else "the server gave no usage: tokens are not counted by guess")
+            why = "the server gave no usage: tokens are not counted by guess" if self.times else "no token came"
+            raise _Broken(why)
         details = self.usage.get("prompt_tokens_details") or {}
         return Answer(
             sent=sent - began, first=self.times[0] - sent,

@@ -158,7 +158,8 @@ def aiperf_sessions(made: Sequence[prompts.Session]) -> str:
         json.dumps({
             "session_id": f"s{number}",
             "turns": [
-                {"text": turn.text, "output_length": turn.output_tokens, **({"delay": turn.pause_s * 1e3} if turn.pause_s else {})}
+                {"text": turn.text, "output_length": turn.output_tokens}
+                | ({"delay": turn.pause_s * 1e3} if turn.pause_s else {})
                 for turn in session.turns
             ],
         }) + "\n"
