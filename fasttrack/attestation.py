@@ -7,13 +7,14 @@ without one, so that it counts only when attested; self-reported figures are sho
 """
 
 import json
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from enum import StrEnum
 
 from fasttrack_validation.claims.cells import Measured
 from fasttrack_validation.errors import UserError
-from fasttrack_validation.records import Frozen
+from fasttrack_validation.records import Frozen, sha256
 
 from . import bundles, evidence, signatures
 from .git import Repository, display
@@ -22,6 +23,8 @@ from .stages import Reason, StageResult, StageStatus
 
 ALLOWED_SIGNERS = ".github/allowed_signers"
 GRID = "evidence/grid"
+SEALS = re.compile(r"evidence/kits/[^/]+/seal\.json")
+"""What a kit's owner signed: digests of all that was measured there"""
 _SIGN = "have a machine that the base trusts repeat it and sign: `fasttrack evidence sign FILE --key KEY`"
 _UNCHECKED = "unchecked"
 
@@ -77,13 +80,35 @@ def attest(
 ) -> tuple[Attestation, ...]:  # fmt: skip
     """The grade of every statement and every record of the grid in `files`; paths are relative to the model directory.
 
-    `before`: the base's files. Where ssh-keygen is missing, signatures are `signature.unchecked`.
+    `before`: the base's files. Where ssh-keygen is missing, signatures are `signature.unchecked`. A record of the grid
+    without a signature of its own is attested by a kit's seal that names its digest and is signed.
     """
-    return tuple(
+    found = [
         _attestation(path, files, before, statements.get(path), allowed, workflows)
         for path in sorted(files)
-        if path in statements or (path.startswith(f"{GRID}/") and path.endswith(".json"))
-    )
+        if path in statements or SEALS.fullmatch(path) or (path.startswith(f"{GRID}/") and path.endswith(".json"))
+    ]
+    sealed = {
+        digest: one for one in found if one.grade is Grade.ATTESTED and SEALS.fullmatch(one.path)
+        for digest in _sealed(files[one.path])
+    }  # fmt: skip
+    return tuple(_by_seal(one, sealed.get(sha256(files[one.path]))) for one in found)
+
+
+def _sealed(data: bytes) -> Iterator[str]:
+    """Digests of the files that a kit's seal names; none of one that cannot be read."""
+    try:
+        yield from (entry["sha256"] for entry in json.loads(data)["files"].values())
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
+        return
+
+
+def _by_seal(one: "Attestation", seal: "Attestation | None") -> "Attestation":
+    """A record of the grid that nobody signed by itself, with the grade of the seal that names its bytes."""
+    if seal is None or one.grade is Grade.ATTESTED or one.fault or not one.path.startswith(f"{GRID}/"):
+        return one
+    message = f"sealed in {seal.path}, signed by {seal.signer}"
+    return one.model_copy(update={"grade": Grade.ATTESTED, "signer": seal.signer, "message": message})
 
 
 def _attestation(
@@ -93,7 +118,8 @@ def _attestation(
     mark, bundle = f"{path}{SUFFIX}", bundles.place(files[path])
     facts = {
         "path": path, "changed": any(files.get(name) != before.get(name) for name in (path, mark, bundle)),
-        "measurements": _measured(statement) if statement else int(_measured_record(files[path])),
+        "measurements": 0 if SEALS.fullmatch(path) else _measured(statement) if statement
+        else int(_measured_record(files[path])),
         "ruled_on_gpu": bool(statement) and not statement.predicate.verdict.executor.startswith("interpreter"),
     }  # fmt: skip
     if mark not in files:
@@ -244,10 +270,11 @@ def check_signable(data: bytes, name: str, kind: Kind | None) -> None:
     if found is Kind.GRID:
         from pydantic import ValidationError
 
+        from fasttrack_validation.load.records import Record as ServerRecord
         from fasttrack_validation.performance.records import Record
 
         try:
-            Record.model_validate_json(data)
+            (ServerRecord if "cell" in value else Record).model_validate_json(data)
         except ValidationError as error:
             raise UserError(f"{name} is no record of the grid: {str(error).splitlines()[0]}",
                             "run the cell again: `fasttrack grid run`") from error  # fmt: skip

@@ -46,3 +46,40 @@ def verify(
     from . import evidence_commands
 
     evidence_commands.verify(repo, base, head, model, as_json=as_json)
+
+
+@app.command("seal")
+def seal(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="a kit in which ./run.sh was run")],
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="FILE", help="the sealed file, .tar.gz")],
+    key: Annotated[Path | None, typer.Option(metavar="KEY", help="your SSH key; without one nobody vouches for it")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print data instead of text")] = False,
+) -> None:
+    """Put all that a kit gave into one file, with digests and your signature. Exam items and keys stay where they are.
+
+    Example: `fasttrack evidence seal . --out sealed.tar.gz --key ~/.ssh/id_ed25519`
+    """
+    from . import sealed_commands
+
+    sealed_commands.seal(folder, out, key, as_json=as_json)
+
+
+@app.command("import")
+def import_(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="what `fasttrack evidence seal` wrote")],
+    sender: Annotated[
+        Path | None, typer.Option("--from", metavar="KEY.pub", help="the sender's public key: the signature has to be its")
+    ] = None,
+    check: Annotated[bool, typer.Option("--check", help="check it and file nothing")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print data instead of text")] = False,
+) -> None:
+    """Check what a kit's owner sent back, and file it as evidence of the model: digests, signature, sources, cells, and
+    claims derived again.
+
+    0 filed, or a rehearsal in order; 1 something does not hold, and nothing was filed; 4 it holds no measurement.
+
+    Example: `fasttrack evidence import sealed.tar.gz --from partner.pub`
+    """
+    from . import sealed_commands
+
+    sealed_commands.import_(file, sender, check=check, as_json=as_json)

@@ -1,7 +1,7 @@
 """The performance grid of a model directory: what is kept of it, what of that is stale, and keeping what is new."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from functools import cache
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
+from fasttrack_validation.claims import grids
 from fasttrack_validation.contracts.subgraph import SEPARATOR
 from fasttrack_validation.errors import UserError
 from fasttrack_validation.performance import harness
@@ -37,6 +38,8 @@ class Standing(StrEnum):
     """Nothing is kept"""
     EXCLUDED = "excluded"
     """Cannot be run whatever the machine"""
+    APART = "apart"
+    """Measured with another driver, other versions or another clock state than the other cells"""
 
 
 @dataclass(frozen=True)
@@ -96,8 +99,11 @@ class Grid:
                 raise UserError(
                     f"no cell is called {pattern!r}", f"cells are called {specs[0].key}, ..., {specs[-1].key}"
                 )
-        chosen = (spec for spec in specs if not patterns or any(fnmatchcase(spec.key, p) for p in patterns))
-        return tuple(self._cell(spec) for spec in chosen)
+        found = {spec.key: self._cell(spec) for spec in specs}
+        fresh = {key: cell.record for key, cell in found.items() if cell.standing is Standing.MEASURED}
+        for key, why in grids.apart(fresh).items():
+            found[key] = replace(found[key], standing=Standing.APART, reason=why)
+        return tuple(c for key, c in found.items() if not patterns or any(fnmatchcase(key, p) for p in patterns))
 
     def _cell(self, spec: "CellSpec") -> Cell:
         width = self._widths.get(spec.tp)

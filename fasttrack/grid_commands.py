@@ -8,10 +8,10 @@ from typing import NoReturn
 
 import typer
 
-from fasttrack_validation.claims import grids
+from fasttrack_validation.claims import grids, readers
 from fasttrack_validation.performance.records import Failed, Measured, NotRun, Record
 
-from . import grid, grid_text, model_dir, services
+from . import grid, grid_text, model_dir, services, storage
 from .git import Repository
 from .grid import Cell, Grid, Standing
 from .voice import Voice
@@ -39,7 +39,8 @@ def run(
     done: dict[str, Outcome] = {c.spec.key: c.outcome for c in cells}
     voice.say(f"{len(cells)} cells: {len(cells) - len(todo)} kept or excluded, {len(todo)} to run")
     if todo:
-        done |= _measure(model, one, todo, voice, quads)
+        kept = [c for c in cells if c.standing is Standing.MEASURED and c not in todo]
+        done |= _measure(model, one, todo, kept, voice, quads)
     if as_json:
         outcomes = {key: outcome.model_dump(mode="json") for key, outcome in done.items()}
         print(json.dumps({"model": model, "hardware": hardware, "cells": outcomes}))
@@ -86,13 +87,40 @@ def compare(model: str, hardware: str, other: str, *, as_json: bool) -> NoReturn
     raise typer.Exit(1 if slower else 0 if comparable else 4)
 
 
+def claims(model: str, hardware: str, patterns: Sequence[str], conditions: Path | None) -> list[str]:
+    """The claim about every measured cell, as JSON."""
+    from fasttrack_validation.claims import shards
+
+    directory = model_dir.load(model)
+    cells = _grid(model, hardware).cells(patterns)
+    records = [cell.record for cell in cells if cell.standing is Standing.MEASURED]
+    claim_id = f"{model}-{hardware}-rank".replace("_", "-")
+    title = f"One rank's share of {model} on {hardware}"
+    stated = readers.conditions(conditions)
+    found = shards.claim(claim_id, title, directory.manifest.model.contract, records, stated)
+    return [found.model_dump_json(exclude_none=True)]
+
+
+def write_claims(texts: Sequence[str], out: Path | None) -> None:
+    """Claims as one JSON list, into a file or on the screen."""
+    text = "[\n" + ",\n".join(texts) + "\n]\n"
+    if out is None:
+        print(text, end="")
+        return
+    storage.write_file(out, text.encode())
+    print(f"{len(texts)} claims: {out}; now `fasttrack claims check {out}`")
+
+
 def _earlier(one: Grid, other: str) -> dict[str, Record]:
     path = Path(other)
     if path.is_dir():
         return grid.records_of({file.name: file.read_bytes() for file in path.glob("*.json")}, other)
     repository = Repository.open(one.directory_path)
     folder = f"models/{one.directory_path.name}/{grid.DIRECTORY}/{one.hardware}"
-    return grid.records_of(repository.files(repository.resolve(other), folder), f"{other}:{folder}")
+    files = repository.files(repository.resolve(other), folder)
+    # Signatures lie beside records, and the server's grid below them.
+    files = {name: data for name, data in files.items() if name.endswith(".json") and "/" not in name}
+    return grid.records_of(files, f"{other}:{folder}")
 
 
 def _grid(model: str, hardware: str) -> Grid:
@@ -100,8 +128,11 @@ def _grid(model: str, hardware: str) -> Grid:
     return Grid(directory, services.contract(directory.manifest.model.contract), hardware)
 
 
-def _measure(model: str, one: Grid, cells: Sequence[Cell], voice: Voice, quads: int) -> dict[str, Outcome]:
-    """Runs cell after cell, keeping each as soon as it is known."""
+def _measure(
+    model: str, one: Grid, cells: Sequence[Cell], kept: Sequence[Cell], voice: Voice, quads: int
+) -> dict[str, Outcome]:  # fmt: skip
+    """Runs cell after cell, keeping each as soon as it is known. Kept cells that another driver or other versions measured
+    are run again: they are not mixed in with those of this run."""
     done: dict[str, Outcome] = {}
 
     def say(line: str) -> None:
@@ -112,6 +143,10 @@ def _measure(model: str, one: Grid, cells: Sequence[Cell], voice: Voice, quads: 
     if why := services.no_grid_card(one.hardware):
         return {cell.spec.key: NotRun(reason=why) for cell in cells}
     with services.grid_runner(contract, one.directory_path, one.hardware, quads, say) as runner:
+        other = [c for c in kept if c.record.machine != runner.machine]
+        if other:
+            voice.say(f"{len(other)} kept cells were measured on a machine in another state: they are run again")
+        cells = [*cells, *other]
         for number, cell in enumerate(cells, 1):
             voice.say(f"[{number}/{len(cells)}] {cell.spec.title}")
             done[cell.spec.key] = outcome = runner.run(cell.spec)

@@ -35,7 +35,7 @@ def checkout(tmp_path, monkeypatch):
 def measured(stock=100.0, fast=50.0):
     def path(microseconds):
         return records.Path(
-            microseconds=Interval(median=microseconds, low=microseconds, high=microseconds), samples=(microseconds,),
+            microseconds=Interval(median=microseconds, low=microseconds, high=microseconds), samples=(microseconds,) * 12,
             kernels=("a", "b", "c"), prepare_seconds=1, first_call_seconds=2, extra_bytes=3,
             rulings=(Ruling(tensor="x", decision=Decision.PASS, message="x: fine"),),
         )  # fmt: skip
@@ -80,7 +80,7 @@ def shown(capsys, *arguments):
     return json.loads(capsys.readouterr().out)
 
 
-@pytest.mark.parametrize("command", ["plan", "run", "show", "compare"])
+@pytest.mark.parametrize("command", ["plan", "run", "show", "compare", "claim"])
 def test_every_command_has_help_with_an_example(command, capsys):
     assert cli.run(["grid", command, "--help"]) == 0
     assert f"Example: `fasttrack grid {command}" in " ".join(capsys.readouterr().out.split())
@@ -238,6 +238,42 @@ def test_a_drawing_needs_figures_and_says_what_it_cannot_write(checkout, card, c
     assert colours and all(c[:2] == c[2:4] == c[4:] for c in colours)
 
 
+def test_cells_of_another_driver_are_not_mixed_in(checkout, card, capsys):
+    """A grid that a driver's update cut in two: what the old driver measured is run again, and counts in no summary."""
+    assert cli.run(["grid", "run", "kimi_k3", *CELLS]) == 0
+    kept = checkout / "models/kimi_k3/evidence/grid/h200"
+    path = kept / "tp8-kda_moe-r2.json"
+    text = path.read_text()
+    assert '"torch": "2.11"' in text
+    path.write_text(text.replace('"torch": "2.11"', '"torch": "2.10"'))
+    capsys.readouterr()
+    answer = shown(capsys)
+    found = {c["cell"]: (c["standing"], c["outcome"]["kind"]) for c in answer["cells"]}
+    assert found["tp8-kda_moe-r2"] == ("apart", "not_run") and answer["summary"]["measured"] == 3
+    assert "torch 2.10 and 2.11" in next(c for c in answer["cells"] if c["standing"] == "apart")["outcome"]["reason"]
+    assert cli.run(["grid", "run", "kimi_k3", *CELLS]) == 0 and card.ran[4:] == ["tp8-kda_moe-r2"]
+    path.unlink()
+    card.machine = {**card.machine, "torch": "2.12"}
+    assert cli.run(["grid", "run", "kimi_k3", *CELLS]) == 0
+    assert "3 kept cells were measured on a machine in another state" in capsys.readouterr().out
+    assert sorted(card.ran[5:]) == [f"tp8-kda_moe-r{rows}" for rows in (1, 2, 4, 8)]
+    assert [c["standing"] for c in shown(capsys)["cells"]] == ["measured"] * 4
+
+
+def test_measured_cells_become_a_claim_that_withholds_what_is_unknown(checkout, card, capsys, tmp_path):
+    assert cli.run(["grid", "claim", "kimi_k3", *CELLS]) == 2
+    assert "nothing to claim" in capsys.readouterr().err
+    assert cli.run(["grid", "run", "kimi_k3", *CELLS]) == 0
+    out = tmp_path / "rank.json"
+    assert cli.run(["grid", "claim", "kimi_k3", *CELLS, "-o", str(out)]) == 0
+    capsys.readouterr()
+    assert cli.run(["claims", "check", str(out), "--json"]) in (1, 3)
+    assert "kimi-k3-h200-rank" in capsys.readouterr().out
+    assert cli.run(["claims", "render", str(out)]) in (1, 3)
+    rendered = capsys.readouterr().out
+    assert "one rank, exchange bytes local, no communication" in rendered and "no multiplier" in rendered
+
+
 def test_a_summary_names_worst_and_mean_beside_the_best():
     found = summary([measured(100, 50), measured(100, 200), records.NotRun(reason="x")])
     assert found == pytest.approx(
@@ -247,4 +283,4 @@ def test_a_summary_names_worst_and_mean_beside_the_best():
 
 
 def test_standings_are_what_the_commands_print():
-    assert {str(s) for s in Standing} == {"measured", "failed", "stale", "missing", "excluded"}
+    assert {str(s) for s in Standing} == {"measured", "failed", "stale", "missing", "excluded", "apart"}

@@ -18,17 +18,18 @@ def path(samples) -> Path:
 
 
 def record(
-    fast=100.0, stock=200.0, samples=None, machine=None, harness="a" * 64, scope="one rank", failed=None
+    fast=100.0, stock=200.0, samples=None, machine=None, harness="a" * 64, scope="one rank", failed=None,
+    clocks=None, rows=1, stock_samples=None,
 ) -> Record:
     """A layer's cell whose samples are one value, or `samples`; or one that failed."""
     outcome = Failed(stage="timing", reason=failed) if failed else Measured(
-        specialised=path(samples or [fast] * 6), stock=path([stock] * 6),
+        specialised=path(samples or [fast] * 6), stock=path(stock_samples or [stock] * 6),
         comparison=compare([Quad(a1=fast, b1=stock, b2=stock, a2=fast)] * 12), target_floor_us=20, physical_floor_us=16,
         bytes=80, ceiling_bytes_per_second=4e12, method=Method(quads=12, slots=4, cold=0.9, l2_bytes=1),
-        conditions=Conditions(seen=0, unavailable="no NVML"), examined_rows=(0,), calls=(),
+        conditions=clocks or Conditions(seen=0, unavailable="no NVML"), examined_rows=(0,), calls=(),
     )  # fmt: skip
     same = dict.fromkeys(("decode", "kernels", "dispatch", "contract"), "c" * 64)
     return Record(
-        spec=CellSpec(**SPEC), hardware="h200", scope=scope, subject=Subject(harness=harness, **same),
+        spec=CellSpec(**{**SPEC, "rows": rows}), hardware="h200", scope=scope, subject=Subject(harness=harness, **same),
         machine=machine or {"device": "NVIDIA H200"}, outcome=outcome,
     )  # fmt: skip

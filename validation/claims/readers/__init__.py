@@ -33,7 +33,7 @@ def read(path: Path, format: str = "auto", conditions: Path | None = None) -> tu
     """
     if format not in ("auto", *READERS):
         raise UserError(f"unknown format {format!r}", f"known: auto, {', '.join(READERS)}")
-    given = _conditions(conditions)
+    given = _stated(conditions)
     found = [_record(data, line, path, format, given) for data, line in _results(path)]
     if not found:
         raise UserError(f"{path}: holds no result", "give what the benchmark wrote")
@@ -83,7 +83,8 @@ def _results(path: Path) -> Iterator[tuple[dict[str, Any], str]]:
         yield data, line
 
 
-def _conditions(path: Path | None) -> dict[str, Any]:
+def conditions(path: Path | None) -> dict[str, Any]:
+    """TOML with fields of a record that no tool wrote down; {} without a file. Raises UserError."""
     if path is None:
         return {}
     try:
@@ -91,6 +92,9 @@ def _conditions(path: Path | None) -> dict[str, Any]:
         return json.loads(json.dumps(tomllib.loads(path.read_text("utf-8")), default=str))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise UserError(f"{path}: cannot be read: {error}", "check path, encoding and syntax") from error
+
+
+_stated = conditions  # `read` has a parameter of that name
 
 
 def _merged(record: dict[str, Any], given: dict[str, Any], path: Path, prefix: str) -> dict[str, Any]:

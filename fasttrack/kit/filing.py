@@ -1,0 +1,201 @@
+"""What a sealed file holds, checked against the sources here, and filed as evidence of the model directory."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+
+from pydantic import ValidationError
+
+from fasttrack_validation.errors import UserError
+from fasttrack_validation.load import claim as claiming
+from fasttrack_validation.load.records import Failed, Measured, Record
+from fasttrack_validation.performance.serving_grid import serving_grid
+from fasttrack_validation.records import Frozen
+
+from .. import model_dir, signatures, storage
+from ..server_grid import FOLDER, ServerGrid
+from .sealing import MARK, SEAL, Sealed
+
+MAX_BYTES = 4 << 20
+"""Of one file of evidence in a repository, as confinement has it"""
+_SUFFIXES = (".json", ".jsonl", ".csv", ".md", ".txt", ".jsonl.gz", ".json.gz")
+_ROOMS = ("numerics", "accuracy")
+
+
+class Filed(Frozen):
+    """What was found in a sealed file. `faults` say why nothing was filed."""
+
+    model: str
+    hardware: str
+    rehearsal: bool
+    signer: str | None
+    measured: tuple[str, ...]
+    failed: tuple[str, ...]
+    faults: tuple[str, ...]
+    notes: tuple[str, ...]
+    files: dict[str, str]
+    """Path in the model directory -> path in the sealed file"""
+
+
+def check(sealed: Sealed, signer: Path | None) -> Filed:
+    """Holds a sealed file against the model directory here. Nothing is written.
+
+    `signer`: the public key of who sent it. Raises UserError without the model.
+    """
+    kit, faults, notes = sealed.kit, [], []
+    who = _signer(sealed, signer, faults, notes)
+    directory = model_dir.load(kit.model)
+    records = _records(sealed.files, faults)
+    published = serving_grid(directory.manifest.model.contract)
+    here = ServerGrid(directory, published, published.hardware).subject
+    if kit.subject != here:
+        faults.append(f"it is about other sources of {kit.model} than these: check out {kit.commit[:12]} and import there")
+    _grid(kit, records, faults)
+    _machine(sealed, faults)
+    _claims(sealed, records, faults)
+    for step in kit.steps:
+        code = _codes(sealed.files).get(step.id)
+        if code != 0:
+            notes.append(f"step {step.id}: {'not run' if code is None else f'exit code {code}'}")
+    grid = {
+        f"evidence/grid/{kit.hardware}/{FOLDER}/{key}.json": f"results/grid/{key}.json" for key in records
+    }
+    place = f"evidence/kits/{kit.hardware}-{_short(kit.commit)}"
+    files = {**grid, f"{place}/kit.json": "kit.json", f"{place}/machine.json": "results/machine.json"}
+    for name in sealed.files:
+        room = name.split("/")[1] if name.startswith("results/") and name.count("/") > 1 else ""
+        if room in _ROOMS:
+            inside = PurePosixPath(name).relative_to("results").as_posix()
+            files[f"{place}/{inside}"] = name
+    for target, name in list(files.items()):
+        data = sealed.files.get(name)
+        if data is None:
+            faults.append(f"{name} is missing")
+        elif not name.endswith(_SUFFIXES) or len(data) > MAX_BYTES:
+            del files[target]
+            notes.append(f"{name} is not filed: of a kind or a size that evidence in a repository may not have")
+    return Filed(
+        model=kit.model, hardware=kit.hardware, rehearsal=kit.rehearsal, signer=who,
+        measured=tuple(key for key, one in records.items() if isinstance(one.outcome, Measured)),
+        failed=tuple(key for key, one in records.items() if isinstance(one.outcome, Failed)),
+        faults=tuple(faults), notes=tuple(notes), files=files,
+    )  # fmt: skip
+
+
+def file(sealed: Sealed, found: Filed) -> list[Path]:
+    """Writes what `check` found in order, each file in full or not at all. Returns the paths.
+
+    Raises UserError for a rehearsal, or where there are faults.
+    """
+    if found.rehearsal or found.faults:
+        raise UserError("this is not to be filed", "; ".join(found.faults) or "a rehearsal is evidence of nothing")
+    root = model_dir.load(found.model).path
+    place = f"evidence/kits/{found.hardware}-{_short(sealed.kit.commit)}"
+    contents = {target: sealed.files[name] for target, name in found.files.items()}
+    contents[f"{place}/{SEAL}"] = sealed.seal
+    if sealed.signature is not None:
+        contents[f"{place}/{MARK}"] = sealed.signature
+    for target, data in contents.items():
+        storage.write_file(root / target, data)
+    return [root / target for target in contents]
+
+
+def _signer(sealed: Sealed, key: Path | None, faults: list[str], notes: list[str]) -> str | None:
+    """Who signed it, held against the key that was given; nobody where no key was."""
+    if key is None:
+        notes.append("self-reported: no key was given to check its signature with (--from KEY.pub)")
+        return None
+    if sealed.signature is None:
+        faults.append("nobody signed it, and a key was given")
+        return None
+    try:
+        text = key.read_text("utf-8").strip()
+    except OSError as error:
+        raise UserError(f"{key}: {error.strerror}", "name the sender's public key") from error
+    allowed = f'sender namespaces="{signatures.NAMESPACE}" {text}\n'.encode()
+    answer = signatures.verify(sealed.seal, sealed.signature, allowed)
+    if isinstance(answer, signatures.Signed):
+        return key.name
+    faults.append(f"its signature does not count: {answer.message}")
+    return None
+
+
+def _records(files: Mapping[str, bytes], faults: list[str]) -> dict[str, Record]:
+    found = {}
+    for name, data in files.items():
+        if not (name.startswith("results/grid/") and name.endswith(".json")):
+            continue
+        try:
+            record = Record.model_validate_json(data)
+        except ValidationError as error:
+            faults.append(f"{name}: {error.errors()[0]['msg']}")
+            continue
+        if name != f"results/grid/{record.cell.key}.json":
+            faults.append(f"{name} is about {record.cell.key}")
+        found[record.cell.key] = record
+    return found
+
+
+def _grid(kit, records: Mapping[str, Record], faults: list[str]) -> None:
+    asked = {(pair.tp, pair.speculation) for pair in kit.pairs}
+    for key, record in records.items():
+        if record.hardware != kit.hardware:
+            faults.append(f"{key} is about {record.hardware}, the kit about {kit.hardware}")
+        if record.subject != kit.subject:
+            faults.append(f"{key} is about other sources than the kit")
+        if (record.cell.tp, record.cell.speculation) not in asked:
+            faults.append(f"{key} is no cell of this kit")
+        if isinstance(record.outcome, Measured):
+            commit = record.outcome.specialised.conditions.get("identity", {}).get("commit")
+            if commit != kit.commit:
+                faults.append(f"{key} was measured with commit {commit}, the kit is of {kit.commit[:12]}")
+
+
+def _machine(sealed: Sealed, faults: list[str]) -> None:
+    try:
+        facts = json.loads(sealed.files["results/machine.json"])["facts"]
+    except (KeyError, ValueError, TypeError):
+        faults.append("results/machine.json is missing, or no record of a machine")
+        return
+    wanted = sealed.kit.requirement.gpu
+    if wanted is not None and wanted not in str(facts.get("gpu")):
+        faults.append(f"it was taken on {facts.get('gpu')}, the kit is for {wanted}")
+
+
+def _claims(sealed: Sealed, records: Mapping[str, Record], faults: list[str]) -> None:
+    """Claims are derived again: what was sent has to be what the records give."""
+    sent, kit = sealed.files.get("results/claims.json"), sealed.kit
+    measured = [record for record in records.values() if isinstance(record.outcome, Measured)]
+    if sent is None or not measured:
+        return
+    title, name = f"Specialised decode of {kit.model} on {kit.hardware}", f"{kit.model}-{kit.hardware}-server"
+    try:
+        made = claiming.claims(name.replace("_", "-"), title, measured)
+        given = {one["id"]: one for one in json.loads(sent)}
+    except (UserError, ValueError, TypeError, KeyError) as error:
+        faults.append(f"results/claims.json cannot be held against the records: {error}")
+        return
+    for one in made:
+        mine = json.loads(one.model_dump_json(exclude_none=True))
+        its = given.get(one.id)
+        order = ("pairs", "end_to_end")
+        if its is None or any(_by_cell(mine.get(part, ())) != _by_cell(its.get(part, ())) for part in order):
+            faults.append(f"claim {one.id} is not what the records give")
+
+
+def _by_cell(pairs) -> dict[str, object]:
+    return {pair["cell"]: pair for pair in pairs}
+
+
+def _codes(files: Mapping[str, bytes]) -> dict[str, int]:
+    """Step -> the exit code of its last run."""
+    found = {}
+    for line in files.get("results/steps.csv", b"").decode("utf-8", "replace").splitlines():
+        parts = line.split(",")
+        if len(parts) == 3 and parts[1].isdigit():
+            found[parts[0]] = int(parts[1])
+    return found
+
+
+def _short(commit: str) -> str:
+    return "".join(c if c.isalnum() else "-" for c in commit)[:12]

@@ -1,0 +1,148 @@
+"""One file with everything that a kit gave: digests of all that is inside, and a signature over them."""
+
+import gzip
+import io
+import json
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import Annotated
+
+from pydantic import Field, ValidationError
+
+from fasttrack_validation.errors import UserError
+from fasttrack_validation.records import Frozen, sha256
+
+from .. import signatures, storage
+from .plan import Kit
+
+SEAL, MARK = "seal.json", "seal.json.sig"
+MAX_FILES, MAX_BYTES = 20_000, 8 << 30
+_TAKEN = ("kit.json", "serve.sh", "constraints.txt", "results", "servers", "plans")
+_LEFT = ("results/done",)
+
+Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+
+
+class File(Frozen):
+    """One file inside."""
+
+    sha256: Sha256
+    bytes: int = Field(ge=0)
+
+
+class Seal(Frozen):
+    """seal.json: what is inside, by path."""
+
+    format: str = Field(pattern=r"^fasttrack\.seal/1$")
+    files: dict[str, File]
+
+    def canonical(self) -> bytes:
+        """The bytes that are signed."""
+        return (json.dumps(self.model_dump(mode="json"), indent=1, sort_keys=True) + "\n").encode()
+
+
+class Sealed(Frozen):
+    """A sealed file, opened: every byte of it is what its seal says."""
+
+    seal: bytes
+    signature: bytes | None
+    kit: Kit
+    files: dict[str, bytes]
+
+
+def seal(folder: Path, out: Path, key: Path | None) -> Seal:
+    """Seals the kit in `folder` into `out` (.tar.gz). Equal contents give equal bytes.
+
+    Raises UserError for a directory that is no kit, or where nothing was measured.
+    """
+    kit_of((folder / "kit.json").read_bytes() if (folder / "kit.json").is_file() else b"", str(folder))
+    files = {name: path.read_bytes() for name, path in sorted(_files(folder)) if path.resolve() != out.resolve()}
+    if not any(name.startswith("results/") for name in files):
+        raise UserError(f"{folder} has no results", "run its ./run.sh first")
+    made = Seal(format="fasttrack.seal/1", files={n: File(sha256=sha256(d), bytes=len(d)) for n, d in files.items()})
+    text = made.canonical()
+    contents = {SEAL: text}
+    if key is not None:
+        contents[MARK] = signatures.sign(text, key)
+    storage.write_file(out, _archive({**contents, **files}))
+    return made
+
+
+def open_sealed(path: Path) -> Sealed:
+    """Reads a sealed file. Nothing is unpacked to the disk.
+
+    Raises UserError for what is no plain file inside, leaves the archive, is too large, is not in the seal, is missing,
+    or is not what the seal says.
+    """
+    try:
+        contents = dict(_members(path))
+    except (OSError, EOFError, tarfile.TarError, gzip.BadGzipFile) as error:
+        raise UserError(f"{path} cannot be read: {error}", "give what `fasttrack evidence seal` wrote") from error
+    text = contents.pop(SEAL, None)
+    mark = contents.pop(MARK, None)
+    if text is None:
+        raise UserError(f"{path} has no {SEAL}", "give what `fasttrack evidence seal` wrote")
+    try:
+        found = Seal.model_validate_json(text)
+    except ValidationError as error:
+        raise UserError(f"{path}: {SEAL}: {error.errors()[0]['msg']}", "seal it again, with this version") from error
+    for name in sorted({*contents, *found.files}):
+        if name not in found.files:
+            raise UserError(f"{path}: {name} is not in its seal", "it was added afterwards: ask for the file again")
+        if name not in contents:
+            raise UserError(f"{path}: {name} is in its seal and not inside", "it was taken out: ask for the file again")
+        if sha256(contents[name]) != found.files[name].sha256:
+            raise UserError(f"{path}: {name} is not what its seal says", "it was changed: ask for the file again")
+    kit = kit_of(contents.get("kit.json", b""), str(path))
+    return Sealed(seal=text, signature=mark, kit=kit, files=contents)
+
+
+def kit_of(data: bytes, where: str) -> Kit:
+    """kit.json. Raises UserError for anything else."""
+    try:
+        return Kit.model_validate_json(data)
+    except ValidationError as error:
+        raise UserError(
+            f"{where} has no kit.json that can be read: {error.errors()[0]['msg']}", "name a kit's directory"
+        ) from error
+
+
+def _files(folder: Path) -> Iterator[tuple[str, Path]]:
+    for top in _TAKEN:
+        start = folder / top
+        for path in [start] if start.is_file() else start.rglob("*"):
+            name = path.relative_to(folder).as_posix()
+            if path.is_file() and not path.is_symlink() and not name.startswith(_LEFT):
+                yield name, path
+    # Of exams the manifest alone: items may be licensed, and the key belongs to nobody else.
+    for path in folder.glob("exams/*/manifest.json"):
+        yield path.relative_to(folder).as_posix(), path
+
+
+def _archive(contents: dict[str, bytes]) -> bytes:
+    plain = io.BytesIO()
+    with tarfile.open(fileobj=plain, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for name, data in contents.items():
+            entry = tarfile.TarInfo(name)
+            entry.size, entry.mode = len(data), 0o644
+            archive.addfile(entry, io.BytesIO(data))
+    return gzip.compress(plain.getvalue(), mtime=0)
+
+
+def _members(path: Path) -> Iterator[tuple[str, bytes]]:
+    total, seen = 0, set()
+    with tarfile.open(path, mode="r:gz") as archive:
+        for entry in archive:
+            pure = PurePosixPath(entry.name)
+            plain = entry.isreg() and not pure.is_absolute() and ".." not in pure.parts and pure.as_posix() == entry.name
+            if not plain or "\\" in entry.name or not entry.name.isprintable():
+                raise UserError(f"{path}: {entry.name!r} is no plain file inside it", "do not import it: ask who sent it")
+            total += entry.size
+            if entry.name in seen or len(seen) >= MAX_FILES or total > MAX_BYTES:
+                raise UserError(
+                    f"{path}: {entry.name} is there twice, or it holds more than {MAX_FILES} files or {MAX_BYTES >> 30} GB",
+                    "ask for the file again, without raw results",
+                )
+            seen.add(entry.name)
+            yield entry.name, archive.extractfile(entry).read()

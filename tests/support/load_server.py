@@ -1,0 +1,154 @@
+"""A server under load, over real HTTP: streams as many tokens as asked, at a pace of its own, and counts as vLLM does."""
+
+import json
+import random
+import threading
+import time
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+WORDS = [a + b for a in ("ba", "de", "ki", "lo", "mu", "na", "po", "ri", "sa", "tu") for b in ("ba", "ne", "ki", "ro", "zu")]
+
+
+@dataclass
+class LoadServer:
+    """Use as a context manager. `faults`: request number -> what goes wrong with it: status, cut, no_usage, hang, error."""
+
+    first_s: float = 0.002
+    step_s: float = 0.001
+    accepted: int = 1
+    model: str = "tiny"
+    version: str | None = "9.9"
+    metrics: bool = True
+    faults: dict[int, str] = field(default_factory=dict)
+    text: str | None = None
+    requests: list[tuple[str, dict]] = field(default_factory=list)
+    in_flight: int = 0
+    most_in_flight: int = 0
+    drafts: int = 0
+    prompt_tokens: int = 0
+
+    def __enter__(self) -> "LoadServer":
+        outer, self._lock = self, threading.Lock()
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def log_message(self, *_):
+                pass
+
+            def do_GET(self):
+                outer._get(self)
+
+            def do_POST(self):
+                with outer._lock:
+                    outer.in_flight += 1
+                    outer.most_in_flight = max(outer.most_in_flight, outer.in_flight)
+                try:
+                    outer._post(self)
+                except (BrokenPipeError, ConnectionResetError):
+                    self.close_connection = True
+                finally:
+                    with outer._lock:
+                        outer.in_flight -= 1
+
+        class Quiet(ThreadingHTTPServer):
+            daemon_threads = True
+            request_queue_size = 128
+
+            def handle_error(self, request, address):
+                pass
+
+        self._server = Quiet(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._server.server_address[1]}/v1"
+
+    def _get(self, handler: BaseHTTPRequestHandler) -> None:
+        found = {"/v1/models": json.dumps({"object": "list", "data": [{"id": self.model, "object": "model"}]})}
+        if self.version is not None:
+            found["/version"] = json.dumps({"version": self.version})
+        if self.metrics:
+            found["/metrics"] = "".join(
+                f'# TYPE {name} counter\n{name}{{engine="0",model_name="{self.model}"}} {value:.1f}\n'
+                for name, value in (
+                    ("vllm:spec_decode_num_drafts_total", self.drafts),
+                    ("vllm:spec_decode_num_accepted_tokens_total", self.drafts * (self.accepted - 1)),
+                    ("vllm:prefix_cache_queries_total", self.prompt_tokens),
+                    ("vllm:prefix_cache_hits_total", self.prompt_tokens // 4),
+                )
+            )
+        text = found.get(handler.path)
+        _answer(handler, 200 if text is not None else 404, (text or "{}").encode())
+
+    def _post(self, handler: BaseHTTPRequestHandler) -> None:
+        body = json.loads(handler.rfile.read(int(handler.headers["Content-Length"])))
+        with self._lock:
+            number = len(self.requests)
+            self.requests.append((handler.path, body))
+        fault = self.faults.get(number)
+        if fault == "status":
+            return _answer(handler, 503, b'{"error": {"message": "overloaded"}}')
+        if fault == "html":
+            return _answer(handler, 200, b"<html>hello</html>")
+        chat = handler.path.endswith("/chat/completions")
+        tokens = body.get("max_tokens") or body.get("max_completion_tokens") or 8
+        prompt = sum(len(m["content"].split()) for m in body["messages"]) if chat else len(
+            body["prompt"] if isinstance(body["prompt"], list) else body["prompt"].split())  # fmt: skip
+        handler.send_response(200)
+        handler.send_header("Content-Type", "text/event-stream")
+        handler.send_header("Connection", "close")
+        handler.end_headers()
+        handler.close_connection = True
+        if chat:
+            _event(handler, chat, {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]})
+        source, sent = random.Random(f"{body.get('seed')} {number}"), 0
+        began = time.perf_counter()
+        while sent < tokens:
+            now = min(self.accepted, tokens - sent)
+            steps = sent // self.accepted
+            # By the clock, so that a slow machine's sleeps do not add up.
+            time.sleep(max(0.0, began + self.first_s + steps * self.step_s - time.perf_counter()))
+            piece = self.text or " " + " ".join(source.choice(WORDS) for _ in range(now))
+            part = {"delta": {"content": piece}} if chat else {"text": piece}
+            _event(handler, chat, {"choices": [{"index": 0, "finish_reason": None, **part}]})
+            sent += now
+            if fault == "cut" and sent > tokens // 2:
+                handler.connection.close()
+                return None
+            if fault == "error":
+                _event(handler, chat, {"error": {"message": "CUDA error: an illegal memory access"}})
+                return None
+            if fault == "hang":
+                time.sleep(30)
+        last = {"delta": {}} if chat else {"text": ""}
+        _event(handler, chat, {"choices": [{"index": 0, "finish_reason": "length", **last}]})
+        if fault != "no_usage":
+            usage = {"prompt_tokens": prompt, "completion_tokens": sent, "total_tokens": prompt + sent}
+            _event(handler, chat, {"choices": [], "usage": usage})
+        with self._lock:
+            self.drafts += -(-tokens // self.accepted)
+            self.prompt_tokens += prompt
+        handler.wfile.write(b"data: [DONE]\n\n")
+        return None
+
+
+def _event(handler: BaseHTTPRequestHandler, chat: bool, value: dict) -> None:
+    kind = "chat.completion.chunk" if chat else "text_completion"
+    handler.wfile.write(f"data: {json.dumps({'id': 'r', 'object': kind, 'created': 1, 'model': 'm', **value})}\n\n".encode())
+    handler.wfile.flush()
+
+
+def _answer(handler: BaseHTTPRequestHandler, status: int, data: bytes) -> None:
+    handler.send_response(status)
+    handler.send_header("Content-Type", "application/json")
+    handler.send_header("Content-Length", str(len(data)))
+    handler.end_headers()
+    handler.wfile.write(data)
