@@ -1,0 +1,253 @@
+"""Known mistakes of decode paths, planted into the plain path one at a time: each has to be found, at its place.
+
+Sources: defects that were reported against public implementations of this model and its relatives.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from ..kda_decode.oracle import Step
+from ..step import dense as dense_module
+from ..step.attn_res import Stream
+from ..step.kda import Core, Kda
+from ..step.mla import Mla
+from ..step.norm import rms_norm
+from ..step.precision import PUBLISHED, MixRounding, Precision
+from ..step.state import PADDING, Batch
+from .observed import Observed
+from .paths import Paths, TorchPath
+
+FUSED = Precision(
+    arithmetic=PUBLISHED.arithmetic, storage=PUBLISHED.storage, recurrent_state=PUBLISHED.recurrent_state,
+    mix=MixRounding.FINAL, round_normalised=False,
+)  # fmt: skip
+"""Where fused kernels round: the honest twin of all faults"""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One mistake."""
+
+    title: str
+    layer: int | None
+    """Where it is planted; None where it is not in a layer"""
+    model: type[Observed]
+    path: type[TorchPath] = TorchPath
+    tp: int = 1
+    op: str | None = None
+    """The op of the step that it is a mistake in"""
+
+
+FAULTS: dict[str, Fault] = {}
+KDA_LAYER, MLA_LAYER, MOE_LAYER = 4, 3, 5
+"""Of the nano model: one of each kind, none of them at an end"""
+
+
+def _plant(name: str, title: str, layer: int | None, **more):
+    def take(model: type[Observed]) -> type[Observed]:
+        FAULTS[name] = Fault(title, layer, model, **more)
+        return model
+
+    return take
+
+
+def path(paths: Paths, name: str) -> TorchPath:
+    """The plain path with the fault `name`, or "twin": the honest one."""
+    if name == "twin":
+        return TorchPath(paths.variant(1, Observed, FUSED))
+    fault = FAULTS[name]
+    return fault.path(paths.variant(fault.tp, fault.model))
+
+
+def _bf16(x):
+    return x.bfloat16().to(x.dtype)
+
+
+class _KdaFault(Observed):
+    """Replaces the stages of one KDA layer."""
+
+    core: type[Core]
+
+    def __init__(self, architecture, ranks, precision) -> None:
+        super().__init__(architecture, ranks, precision)
+        self._right, self._wrong = self.kda, Kda(architecture, len(self.ranks), precision)
+        self._wrong.core = self.core(architecture, len(self.ranks), precision)
+
+    def layer(self, number, stream, ranks, attention) -> None:
+        self.kda = self._wrong if number == KDA_LAYER else self._right
+        super().layer(number, stream, ranks, attention)
+
+
+@_plant("decay_bf16", "decay rounded to bfloat16", KDA_LAYER, op="kda_decode")
+class _(_KdaFault):
+    class core(Core):
+        def decay(self, step: Step):
+            return _bf16(super().decay(step))
+
+
+@_plant("beta_bf16", "beta rounded to bfloat16", KDA_LAYER, op="kda_decode")
+class _(_KdaFault):
+    class core(Core):
+        def beta(self, step: Step):
+            return _bf16(super().beta(step))
+
+
+@_plant("gate_swapped", "the output gates of two heads exchanged", KDA_LAYER, op="kda_decode")
+class _(_KdaFault):
+    class core(Core):
+        def output_gate(self, step: Step):
+            gate = super().output_gate(step).clone()
+            gate[:, [0, 1]] = gate[:, [1, 0]]
+            return gate
+
+
+class _MoeFault(Observed):
+    @property
+    def here(self) -> bool:
+        return self.number == MOE_LAYER
+
+
+@_plant("router_bf16", "router logits rounded to bfloat16", MOE_LAYER, op="routing")
+class _(_MoeFault):
+    def router_logits(self, y, weight):
+        logits = super().router_logits(y, weight)
+        return _bf16(logits) if self.here else logits
+
+
+@_plant("tie", "equal scores go to the higher expert", MOE_LAYER, op="routing")
+class _(_MoeFault):
+    def choose(self, logits, bias):
+        if not self.here:
+            return super().choose(logits, bias)
+        ids, weights = super().choose(logits.flip(-1), bias.flip(-1))
+        return logits.shape[-1] - 1 - ids, weights
+
+
+@_plant("bias_dropped", "the router's correction bias left out", MOE_LAYER, op="routing")
+class _(_MoeFault):
+    def choose(self, logits, bias):
+        return super().choose(logits, torch.zeros_like(bias) if self.here else bias)
+
+
+@_plant("norm_before_reduce", "the latent norm before the sum over ranks", MOE_LAYER, tp=8, op="latent_up")
+class _(_MoeFault):
+    def latent_norm(self, routed, weight):
+        if not self.here:
+            return super().latent_norm(routed, weight)
+        eps = self.architecture.eps.backbone
+        return self.precision.all_reduce([rms_norm(part, weight, eps, self.precision) for part in routed])
+
+
+@_plant("epsilon", "the latent norm's epsilon a thousand times too large", MOE_LAYER, op="latent_up")
+class _(_MoeFault):
+    def latent_norm(self, routed, weight):
+        if not self.here:
+            return super().latent_norm(routed, weight)
+        return rms_norm(self.precision.all_reduce(routed), weight, 1e-2, self.precision)
+
+
+@_plant("swiglu", "SwiGLU in place of SiTU", MOE_LAYER, op="front")
+class _(_MoeFault):
+    def moe(self, y, ranks):
+        if not self.here:
+            return super().moe(y, ranks)
+        right = dense_module.situ
+        # The activation is a function of the module: put back before anybody else can call it.
+        dense_module.situ = lambda gate, up, constants: F.silu(gate) * up
+        try:
+            return super().moe(y, ranks)
+        finally:
+            dense_module.situ = right
+
+
+@_plant("page_boundary", "the first token of every page of the latent cache is not seen", MLA_LAYER, op="mla_core")
+class _(Observed):
+    def __init__(self, architecture, ranks, precision) -> None:
+        super().__init__(architecture, ranks, precision)
+        self._right, self._wrong = self.mla, _Unpaged(architecture, len(self.ranks), precision)
+
+    def layer(self, number, stream, ranks, attention) -> None:
+        self.mla = self._wrong if number == MLA_LAYER else self._right
+        super().layer(number, stream, ranks, attention)
+
+
+class _Unpaged(Mla):
+    def absorbed(self, query, history, kv_b, visible):
+        """Where the newest token is the first of its page, a count of pages that is one short leaves it out."""
+        length = len(history)
+        if length > 1 and length % 16 == 1:
+            visible = visible.clone()
+            visible[:, -1] = False
+        return super().absorbed(query, history, kv_b, visible)
+
+
+@_plant("bank_aliased", "the last bank of the attention residuals is the first one's memory", None, op="attn_res_norm")
+class _(Observed):
+    def embed(self, tokens):
+        stream = super().embed(tokens)
+        return _Aliased(stream, self.architecture)
+
+
+class _Aliased(Stream):
+    def __init__(self, of: Stream, architecture) -> None:
+        super().__init__(of.prefix, architecture.attn_res_block_size, of._precision)
+        self._last = -(-architecture.layers // architecture.attn_res_block_size)
+
+    def enter(self, layer):
+        sources = super().enter(layer)
+        if len(self.blocks) == self._last:
+            self.blocks[0] = self.blocks[-1]
+        return sources
+
+
+class _StalePadding(TorchPath):
+    """A padded row's slot is taken for the pool's last one, where a live request's state may lie."""
+
+    def decode(self, batch: Batch):
+        seen = super().decode(batch)
+        if PADDING in batch.requests:
+            live = max(request for request in batch.requests if request != PADDING)
+            # Stale rows carry what the row before them left: its state goes where the table's end points.
+            other = next((r for r in batch.requests if r not in (PADDING, live)), None)
+            if other is not None:
+                for rank in self.state.ranks:
+                    cache = rank[KDA_LAYER]
+                    source = self.state.slots[other, 1]
+                    cache.recurrent[self.state.slots[live, 1]] = cache.recurrent[source]
+        return seen
+
+
+FAULTS["stale_row"] = Fault(
+    "a stale padded row writes a live request's state", KDA_LAYER, Observed, _StalePadding, op="kda_decode"
+)
+
+
+class _NegativeSlot(TorchPath):
+    def commit(self, batch: Batch, accepted: Sequence[int]) -> None:
+        """Accepted minus one as an index: of zero accepted tokens the last slot's state."""
+        state = self.state
+        wrapped = [
+            r for r, kept in zip(batch.requests, accepted, strict=True) if r != PADDING and kept == 0
+        ]
+        super().commit(batch, accepted)
+        for request in wrapped:
+            state.slots[request, [0, -1]] = state.slots[request, [-1, 0]]
+
+
+FAULTS["accepted_zero"] = Fault("zero accepted tokens read as slot -1", None, Observed, _NegativeSlot)
+
+
+class _NotRolledBack(TorchPath):
+    def commit(self, batch: Batch, accepted: Sequence[int]) -> None:
+        """The state behind the last token that was tried, the length of those that were accepted."""
+        state = self.state
+        for request, count, kept in zip(batch.requests, batch.counts, accepted, strict=True):
+            if request != PADDING and kept < count:
+                state.slots[request, [kept, count]] = state.slots[request, [count, kept]]
+        super().commit(batch, accepted)
+
+
+FAULTS["not_rolled_back"] = Fault("state of rejected tokens is kept", None, Observed, _NotRolledBack)
