@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 
 from ..kda_decode.oracle import Step
-from ..step import dense as dense_module
 from ..step.attn_res import Stream
 from ..step.kda import Core, Kda
 from ..step.mla import Mla
@@ -39,6 +38,10 @@ class Fault:
     tp: int = 1
     op: str | None = None
     """The op of the step that it is a mistake in"""
+    mistake: str | None = None
+    """The same as one of the mistakes of that op's contract; None where no op alone can make it"""
+    core: type[Core] | None = None
+    """The same in a head's recurrence; None where it is not in there"""
 
 
 FAULTS: dict[str, Fault] = {}
@@ -48,7 +51,7 @@ KDA_LAYER, MLA_LAYER, MOE_LAYER = 4, 3, 5
 
 def _plant(name: str, title: str, layer: int | None, **more):
     def take(model: type[Observed]) -> type[Observed]:
-        FAULTS[name] = Fault(title, layer, model, **more)
+        FAULTS[name] = Fault(title, layer, model, core=getattr(model, "core", None), **more)
         return model
 
     return take
@@ -81,21 +84,27 @@ class _KdaFault(Observed):
         super().layer(number, stream, ranks, attention)
 
 
-@_plant("decay_bf16", "decay rounded to bfloat16", KDA_LAYER, op="kda_decode")
+@_plant("decay_bf16", "decay rounded to bfloat16", KDA_LAYER, op="kda_decode",
+    mistake="the decay is rounded to bfloat16: values above 0.998 become 1 and the state never forgets",
+)  # fmt: skip
 class _(_KdaFault):
     class core(Core):
         def decay(self, step: Step):
             return _bf16(super().decay(step))
 
 
-@_plant("beta_bf16", "beta rounded to bfloat16", KDA_LAYER, op="kda_decode")
+@_plant("beta_bf16", "beta rounded to bfloat16", KDA_LAYER, op="kda_decode",
+    mistake="beta is rounded to bfloat16 after the sigmoid",
+)  # fmt: skip
 class _(_KdaFault):
     class core(Core):
         def beta(self, step: Step):
             return _bf16(super().beta(step))
 
 
-@_plant("gate_swapped", "the output gates of two heads exchanged", KDA_LAYER, op="kda_decode")
+@_plant("gate_swapped", "the output gates of two heads exchanged", KDA_LAYER, op="kda_decode",
+    mistake="the output gate of the neighbouring head is used (the one after)",
+)  # fmt: skip
 class _(_KdaFault):
     class core(Core):
         def output_gate(self, step: Step):
@@ -110,14 +119,18 @@ class _MoeFault(Observed):
         return self.number == MOE_LAYER
 
 
-@_plant("router_bf16", "router logits rounded to bfloat16", MOE_LAYER, op="routing")
+@_plant("router_bf16", "router logits rounded to bfloat16", MOE_LAYER, op="routing",
+    mistake="logits are rounded to bfloat16",
+)  # fmt: skip
 class _(_MoeFault):
     def router_logits(self, y, weight):
         logits = super().router_logits(y, weight)
         return _bf16(logits) if self.here else logits
 
 
-@_plant("tie", "equal scores go to the higher expert", MOE_LAYER, op="routing")
+@_plant("tie", "equal scores go to the higher expert", MOE_LAYER, op="routing",
+    mistake="equal scores go to the higher expert",
+)  # fmt: skip
 class _(_MoeFault):
     def choose(self, logits, bias):
         if not self.here:
@@ -126,13 +139,17 @@ class _(_MoeFault):
         return logits.shape[-1] - 1 - ids, weights
 
 
-@_plant("bias_dropped", "the router's correction bias left out", MOE_LAYER, op="routing")
+@_plant("bias_dropped", "the router's correction bias left out", MOE_LAYER, op="routing",
+    mistake="the bias is left out of the selection",
+)  # fmt: skip
 class _(_MoeFault):
     def choose(self, logits, bias):
         return super().choose(logits, torch.zeros_like(bias) if self.here else bias)
 
 
-@_plant("norm_before_reduce", "the latent norm before the sum over ranks", MOE_LAYER, tp=8, op="latent_up")
+@_plant("norm_before_reduce", "the latent norm before the sum over ranks", MOE_LAYER, tp=8, op="latent_up",
+    mistake="the norm is taken of each rank's share before the sum",
+)  # fmt: skip
 class _(_MoeFault):
     def latent_norm(self, routed, weight):
         if not self.here:
@@ -141,7 +158,9 @@ class _(_MoeFault):
         return self.precision.all_reduce([rms_norm(part, weight, eps, self.precision) for part in routed])
 
 
-@_plant("epsilon", "the latent norm's epsilon a thousand times too large", MOE_LAYER, op="latent_up")
+@_plant("epsilon", "the latent norm's epsilon a thousand times too large", MOE_LAYER, op="latent_up",
+    mistake="the norm's epsilon is left out",
+)  # fmt: skip
 class _(_MoeFault):
     def latent_norm(self, routed, weight):
         if not self.here:
@@ -149,21 +168,20 @@ class _(_MoeFault):
         return rms_norm(self.precision.all_reduce(routed), weight, 1e-2, self.precision)
 
 
-@_plant("swiglu", "SwiGLU in place of SiTU", MOE_LAYER, op="front")
+@_plant("swiglu", "SwiGLU in place of SiTU in the shared expert", MOE_LAYER, op="front",
+    mistake="the activation is SwiGLU: SiTU's constants were not found",
+)  # fmt: skip
 class _(_MoeFault):
-    def moe(self, y, ranks):
+    def shared(self, y, weights):
         if not self.here:
-            return super().moe(y, ranks)
-        right = dense_module.situ
-        # The activation is a function of the module: put back before anybody else can call it.
-        dense_module.situ = lambda gate, up, constants: F.silu(gate) * up
-        try:
-            return super().moe(y, ranks)
-        finally:
-            dense_module.situ = right
+            return super().shared(y, weights)
+        gate, up = self.precision.linear(y, weights.shared_gate_up).chunk(2, -1)
+        return self.precision.linear(self.precision.round(F.silu(gate) * up), weights.shared_down)
 
 
-@_plant("page_boundary", "the first token of every page of the latent cache is not seen", MLA_LAYER, op="mla_core")
+@_plant("page_boundary", "the first token of every page of the latent cache is not seen", MLA_LAYER, op="mla_core",
+    mistake="tokens of a partly filled last page are left out",
+)  # fmt: skip
 class _(Observed):
     def __init__(self, architecture, ranks, precision) -> None:
         super().__init__(architecture, ranks, precision)
@@ -221,7 +239,8 @@ class _StalePadding(TorchPath):
 
 
 FAULTS["stale_row"] = Fault(
-    "a stale padded row writes a live request's state", KDA_LAYER, Observed, _StalePadding, op="kda_decode"
+    "a stale padded row writes a live request's state", KDA_LAYER, Observed, _StalePadding, op="kda_decode",
+    mistake="padded rows are treated as live: the null page and, through negative slots, the last page are updated",
 )
 
 

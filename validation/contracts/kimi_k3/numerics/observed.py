@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from ..layer_weights import LayerWeights, MoeWeights
@@ -21,12 +20,14 @@ class Observed(Model):
     """[rows, d] behind each layer of the last step"""
     chosen: dict[int, Tensor]
     """Layer -> [rows, top k] ids of experts, in increasing order"""
+    scores: dict[int, Tensor]
+    """Layer -> [rows, experts]: what experts are chosen by, sigmoid of the logits plus the correction bias"""
     number = 0
     """The layer that runs now"""
 
     def embed(self, tokens: Tensor) -> Stream:
         """See `Model`; forgets the step before."""
-        self.streams, self.chosen = [], {}
+        self.streams, self.chosen, self.scores = [], {}, {}
         return super().embed(tokens)
 
     def layer(self, number: int, stream: Stream, ranks: Sequence[LayerWeights], attention: Attention) -> None:
@@ -44,12 +45,14 @@ class Observed(Model):
     def moe(self, y: Tensor, ranks: Sequence[MoeWeights]) -> Tensor:
         """As step/moe.py, in overridable parts."""
         first, precision, of = ranks[0], self.precision, self.architecture
-        ids, weights = self.choose(self.router_logits(y, first.router), first.correction_bias)
+        logits = self.router_logits(y, first.router)
+        ids, weights = self.choose(logits, first.correction_bias)
+        self.scores[self.number] = logits.sigmoid() + precision.wide(first.correction_bias)
         self.chosen[self.number] = ids.sort(-1).values
         latent = precision.linear(y, first.latent_down)
         routed = [experts(latent, ids, weights, rank, of.situ, precision) for rank in ranks]
         normed = self.latent_norm(routed, first.latent_norm)
-        shared = [dense.partial(y, rank.shared_gate_up, rank.shared_down, of.situ, precision) for rank in ranks]
+        shared = [self.shared(y, rank) for rank in ranks]
         return precision.round(precision.linear(normed, first.latent_up) + precision.all_reduce(shared))
 
     def router_logits(self, y: Tensor, weight: Tensor) -> Tensor:
@@ -60,14 +63,12 @@ class Observed(Model):
         """See step/router.py."""
         return choose(logits, bias, self.architecture.moe, self.precision)
 
+    def shared(self, y: Tensor, weights: MoeWeights) -> Tensor:
+        """One rank's share of the shared expert."""
+        return dense.partial(y, weights.shared_gate_up, weights.shared_down, self.architecture.situ, self.precision)
+
     def latent_norm(self, routed: Sequence[Tensor], weight: Tensor) -> Tensor:
         """The norm of what all ranks' experts sum to: not linear, so behind the sum."""
         summed = self.precision.all_reduce(routed)
         return rms_norm(summed, weight, self.architecture.eps.backbone, self.precision)
 
-
-def relative_norm(got: Tensor, exact: Tensor) -> Tensor:
-    """|got - exact| / |exact| of each row, float64, [rows]; infinity where `got` is not finite."""
-    got, exact = got.double(), exact.double()
-    error = (got - exact).norm(dim=-1) / exact.norm(dim=-1).clamp(min=2.0**-104)
-    return torch.where(error.isfinite(), error, torch.inf)

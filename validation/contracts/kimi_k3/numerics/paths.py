@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -31,7 +31,9 @@ class Seen:
     streams: Tensor
     """[layers, rows, d]"""
     chosen: Mapping[int, Tensor]
-    """Layer -> [rows, top k] expert ids, sorted; without what a path does not show"""
+    """Layer -> [rows, top k] expert ids, sorted"""
+    scores: Mapping[int, Tensor]
+    """Layer -> [rows, experts]: what they were chosen by"""
 
 
 class TorchPath:
@@ -113,7 +115,7 @@ class TorchPath:
         state.candidates = {int(request): int(count) for request, count in found["candidates"].tolist()}
 
     def _seen(self, logits: Tensor) -> Seen:
-        return Seen(logits, torch.stack(self.model.streams), dict(self.model.chosen))
+        return Seen(logits, torch.stack(self.model.streams), dict(self.model.chosen), dict(self.model.scores))
 
 
 def _pools(state: State):
@@ -129,8 +131,8 @@ class Paths:
     def __init__(self, directory: Path) -> None:
         self.checkpoint = Checkpoint(directory)
         self.architecture = self.checkpoint.architecture
-        self.shards = cache(self._shards)
-        self._unpacked = cache(self._unpack)
+        self.shards = lru_cache(None)(self._shards)
+        self._unpacked = lru_cache(None)(self._unpack)
 
     def oracle(self) -> TorchPath:
         """float64, nothing rounded, unsharded."""

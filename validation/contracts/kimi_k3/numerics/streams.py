@@ -38,13 +38,3 @@ class DraftHead:
             seen = next(key for width in (2, 1, 0) if (key := tuple(line[len(line) - width :])) in self._next)
             line.append(self._next[seen])
         return line[len(history) :]
-
-
-def accepted(proposed: Sequence[int], true: Sequence[int]) -> int:
-    """How many proposals the true continuation begins with."""
-    count = 0
-    for own, other in zip(proposed, true):
-        if own != other:
-            break
-        count += 1
-    return count

@@ -1,0 +1,119 @@
+"""Tolerances from noise: how one path's errors are held to those of equal runs of the stock path. Pure functions.
+
+Two questions, as gates ask them. Typical error: the ratio of medians, against 1.25, with a bound from resampled tokens, so
+that few tokens give "inconclusive" and not a verdict. Largest error: tokens differ in how hard they are (a router's near
+tie lifts every path's error), so an error is first divided by what the noise is at that very token; what the largest of
+such quotients may be follows from the same quotients of noise against noise, their tail carried on as a power law
+(Hill's estimator) to where equal noise would get once in a hundred such tables.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+RATIO = 1.25
+FALSE_ALARM = 0.01
+"""How often equal noise may exceed the limit of a maximum, per check"""
+RESAMPLES, BLOCK = 400, 8
+"""Tokens are resampled in blocks: neighbours' errors hang together"""
+_TAIL = 0.05
+_LOWER = 0.01
+
+
+@dataclass(frozen=True)
+class Typical:
+    """Medians."""
+
+    candidate: float
+    noise: float
+    ratio: float
+    lower: float
+    """The ratio is larger than this with 99 % confidence"""
+
+    @property
+    def exceeded(self) -> bool | None:
+        """None: too few tokens to tell."""
+        if self.ratio <= RATIO:
+            return False
+        return True if self.lower > RATIO else None
+
+
+@dataclass(frozen=True)
+class Largest:
+    """Quotients of an error and the noise at its token."""
+
+    quotient: float
+    limit: float
+    row: int
+    """Of the largest"""
+    first: int | None
+    """The first row beyond the limit"""
+
+    @property
+    def exceeded(self) -> bool:
+        """Beyond what equal noise does once in a hundred tables."""
+        return not self.quotient <= self.limit
+
+
+def typical(candidate: np.ndarray, noise: Mapping[str, np.ndarray], seed: int = 0) -> Typical:
+    """Of columns [tokens], finite or not."""
+    pooled = np.stack(list(noise.values()))
+    own, other = float(np.median(candidate)), float(np.median(pooled))
+    floor = np.finfo(np.float32).tiny
+    ratio = own / max(other, floor) if own > floor else 0.0
+    if ratio <= RATIO:
+        return Typical(own, other, ratio, min(ratio, 1.0))
+    random, count = np.random.default_rng(seed), len(candidate)
+    blocks = max(1, -(-count // BLOCK))
+    starts = random.integers(0, max(count - BLOCK, 0) + 1, (RESAMPLES, blocks))
+    picks = (starts[..., None] + np.arange(min(BLOCK, count))).reshape(RESAMPLES, -1)[:, :count]
+    ratios = np.median(candidate[picks], -1) / np.median(pooled[:, picks], (0, 2)).clip(floor)
+    return Typical(own, other, ratio, float(np.quantile(ratios, _LOWER)))
+
+
+def largest(candidate: np.ndarray, noise: Mapping[str, np.ndarray]) -> Largest:
+    """Of columns [tokens] of errors. At least two noise columns."""
+    columns = np.stack(list(noise.values()))
+    if not columns.size:
+        return Largest(0.0, RATIO, 0, None)
+    floor = max(float(np.median(columns)), np.finfo(np.float32).tiny)
+    quotients = candidate / _scale(columns, floor)
+    others = [
+        columns[i] / _scale(np.delete(columns, i, 0), floor) for i in range(len(columns))
+    ]
+    limit = tail_limit(np.concatenate(others), len(candidate))
+    beyond = np.flatnonzero(~(quotients <= limit))
+    row = int(np.argmax(np.where(np.isnan(quotients), np.inf, quotients)))
+    return Largest(float(quotients[row]), limit, row, int(beyond[0]) if len(beyond) else None)
+
+
+def tail_limit(noise: np.ndarray, count: int) -> float:
+    """What the largest of `count` values exceeds once in a hundred times, where single ones are like `noise` [n].
+
+    P(X > x) = (k / n) (x / x_k)^(-alpha) above the k-th largest x_k, with 1 / alpha the mean of log(x_i / x_k) over
+    the k largest (Hill 1975). Never below the largest value seen times 1.25.
+    """
+    ordered = np.sort(noise[np.isfinite(noise)])[::-1]
+    if not len(ordered) or ordered[0] <= 0:
+        return RATIO * float(np.finfo(np.float32).tiny)
+    k = min(max(int(_TAIL * len(ordered)), 10), len(ordered) - 1)
+    if k < 1 or ordered[k] <= 0:
+        return RATIO * float(ordered[0])
+    slope = float(np.mean(np.log(ordered[:k] / ordered[k])))
+    expected = count * k / len(ordered)
+    return max(float(ordered[k]) * max(expected / FALSE_ALARM, 1.0) ** slope, RATIO * float(ordered[0]))
+
+
+def poisson_tail(count: int, mean: float) -> float:
+    """P(X >= count) for a Poisson variable."""
+    if count == 0:
+        return 1.0
+    terms = np.arange(count)
+    logs = terms * np.log(mean) - mean - np.array([np.sum(np.log(np.arange(1, t + 1))) for t in terms])
+    return float(max(1.0 - np.exp(logs).sum(), 0.0))
+
+
+def _scale(columns: np.ndarray, floor: float) -> np.ndarray:
+    """What the noise is at each token: its root mean square there, or what it usually is, if that is more."""
+    return np.maximum(np.sqrt(np.mean(columns**2, 0)), floor)
