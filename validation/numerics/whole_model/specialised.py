@@ -25,9 +25,11 @@ class Seen:
 class Specialised(Arm):
     """The decode path of the model directory `directory`, on all `tp` ranks, over a checkpoint. A context manager."""
 
-    def __init__(self, model: str, directory: Path, checkpoint: Path, tp: int, buckets: Sequence[int]) -> None:
+    def __init__(self, model: str, directory: Path, checkpoint: Path, tp: int) -> None:
         super().__init__("specialised", model, directory, worker=f"{__package__}.specialised_worker")
-        self._checkpoint, self._tp, self._buckets = checkpoint, tp, list(buckets)
+        self._checkpoint, self._tp = checkpoint, tp
+        self.buckets: Sequence[int] = (1,)
+        """Row counts to be prepared at the next `begin`"""
 
     def __enter__(self) -> "Specialised":
         super().__enter__()
@@ -36,7 +38,7 @@ class Specialised(Arm):
 
     def begin(self, requests: int, max_tokens: int, width: int) -> None:
         """Empty caches, and every bucket prepared on them."""
-        self._ask("begin", requests=requests, max_tokens=max_tokens, width=width, buckets=self._buckets)
+        self._ask("begin", requests=requests, max_tokens=max_tokens, width=width, buckets=list(self.buckets))
 
     def prefill(self, batch: Any) -> Seen:
         """See the worker."""

@@ -17,7 +17,7 @@ from ..step.norm import rms_norm
 from ..step.precision import PUBLISHED, MixRounding, Precision
 from ..step.state import PADDING, Batch
 from .observed import Observed
-from .paths import Paths, TorchPath
+from .paths import TorchPath
 
 FUSED = Precision(
     arithmetic=PUBLISHED.arithmetic, storage=PUBLISHED.storage, recurrent_state=PUBLISHED.recurrent_state,
@@ -55,14 +55,6 @@ def _plant(name: str, title: str, layer: int | None, **more):
         return model
 
     return take
-
-
-def path(paths: Paths, name: str) -> TorchPath:
-    """The plain path with the fault `name`, or "twin": the honest one."""
-    if name == "twin":
-        return TorchPath(paths.variant(1, Observed, FUSED))
-    fault = FAULTS[name]
-    return fault.path(paths.variant(fault.tp, fault.model))
 
 
 def _bf16(x):

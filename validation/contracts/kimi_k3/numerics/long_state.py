@@ -130,6 +130,7 @@ def needles(of: Architecture, tp: int, context: int, seed: int) -> tuple[Workloa
     """
     op = op_exams.contracts(of)["mla_core"]
     size, random = 64, Generator().manual_seed(seed)
+    context -= context % size  # whole pages: they are put in another order
     positions = sorted({0, 1, size - 1, size, context // 2, context - size, context - 2, context - 1}
                        | {2**n + 1 for n in range(1, (context - 1).bit_length()) if 2**n + 1 < context})  # fmt: skip
     rows, width = len(positions), -(-context // size)
@@ -153,3 +154,11 @@ def needles(of: Architecture, tp: int, context: int, seed: int) -> tuple[Workloa
         "lengths": torch.full((rows,), context, dtype=torch.int32),
     }  # fmt: skip
     return at, inputs, positions
+
+
+def reordered(at: Workload, inputs: Mapping[str, Tensor], seed: int) -> tuple[Workload, dict[str, Tensor]]:
+    """The same context with its tokens in another order of pages: the same result, summed in another order."""
+    width = at.axes["table_width"]
+    order = torch.randperm(width, generator=Generator().manual_seed(seed))
+    table = inputs["page_table"][:, order].contiguous()
+    return at, {**inputs, "page_table": table}
