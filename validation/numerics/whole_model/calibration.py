@@ -1,10 +1,13 @@
 """Tolerances from noise: how one path's errors are held to those of equal runs of the stock path. Pure functions.
 
 Two questions, as gates ask them. Typical error: the ratio of medians, against 1.25, with a bound from resampled tokens, so
-that few tokens give "inconclusive" and not a verdict. Largest error: tokens differ in how hard they are (a router's near
-tie lifts every path's error), so an error is first divided by what the noise is at that very token; what the largest of
-such quotients may be follows from the same quotients of noise against noise, their tail carried on as a power law
-(Hill's estimator) to where equal noise would get once in a hundred such tables.
+that few tokens give "inconclusive" and not a verdict. Largest error: what it may be follows from the noise's own, whose
+tail is carried on as a power law (Hill's estimator) to where equal noise would get once in a hundred rungs.
+
+Tokens differ in how hard they are, so an error is first divided by what is usual at that very token: a norm over many
+elements by the same norm of the noise; a single number (a change of log-prob) by a norm that it follows from, because
+runs of the stock path round at the same places, and where they happen to be right together an honest path that rounds
+elsewhere would look wrong.
 """
 
 from collections.abc import Mapping
@@ -12,12 +15,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-RATIO = 1.25
-FALSE_ALARM = 0.01
-"""How often equal noise may exceed the limit of a maximum, per check"""
+RATIO, MOST = 1.25, 4.0
+FALSE_ALARM = 0.01 / 50
+"""How often equal noise may exceed the limit of a maximum: once in a hundred rungs of some fifty checks"""
 RESAMPLES, BLOCK = 400, 8
 """Tokens are resampled in blocks: neighbours' errors hang together"""
-_TAIL = 0.05
+_TAIL, _LEAST = 0.05, 20
 _LOWER = 0.01
 
 
@@ -41,7 +44,7 @@ class Typical:
 
 @dataclass(frozen=True)
 class Largest:
-    """Quotients of an error and the noise at its token."""
+    """Quotients of an error and the noise, at its token or as it usually is."""
 
     quotient: float
     limit: float
@@ -72,37 +75,43 @@ def typical(candidate: np.ndarray, noise: Mapping[str, np.ndarray], seed: int = 
     return Typical(own, other, ratio, float(np.quantile(ratios, _LOWER)))
 
 
-def largest(candidate: np.ndarray, noise: Mapping[str, np.ndarray]) -> Largest:
-    """Of columns [tokens] of errors. At least two noise columns."""
+def largest(
+    candidate: np.ndarray, noise: Mapping[str, np.ndarray], scale: np.ndarray | None = None
+) -> Largest:  # fmt: skip
+    """Of columns [tokens] of errors, at least two of noise. `scale` [tokens]: what is usual; by default the noise's."""
     columns = np.stack(list(noise.values()))
     if not columns.size:
         return Largest(0.0, RATIO, 0, None)
     floor = max(float(np.median(columns)), np.finfo(np.float32).tiny)
-    quotients = candidate / _scale(columns, floor)
-    others = [
-        columns[i] / _scale(np.delete(columns, i, 0), floor) for i in range(len(columns))
-    ]
-    limit = tail_limit(np.concatenate(others), len(candidate))
+    if scale is not None:
+        quotients, others = candidate / scale, columns / scale
+    else:
+        quotients = candidate / _scale(columns, floor)
+        others = np.stack([columns[i] / _scale(np.delete(columns, i, 0), floor) for i in range(len(columns))])
+    limit = tail_limit(others, len(candidate))
     beyond = np.flatnonzero(~(quotients <= limit))
     row = int(np.argmax(np.where(np.isnan(quotients), np.inf, quotients)))
     return Largest(float(quotients[row]), limit, row, int(beyond[0]) if len(beyond) else None)
 
 
 def tail_limit(noise: np.ndarray, count: int) -> float:
-    """What the largest of `count` values exceeds once in a hundred times, where single ones are like `noise` [n].
+    """What the largest of `count` values exceeds with probability `FALSE_ALARM`, where single ones are like `noise`.
 
-    P(X > x) = (k / n) (x / x_k)^(-alpha) above the k-th largest x_k, with 1 / alpha the mean of log(x_i / x_k) over
-    the k largest (Hill 1975). Never below the largest value seen times 1.25.
+    `noise` [paths, n]. P(X > x) = (k / n) (x / x_k)^(-alpha) above the k-th largest x_k, with 1 / alpha the mean of
+    log(x_i / x_k) over the k largest (Hill 1975), to which its standard error is added. Never below the largest value
+    seen, and never above four times it: a few values say little about a tail. The tolerance of 1.25 comes on top, as
+    for the typical error.
     """
-    ordered = np.sort(noise[np.isfinite(noise)])[::-1]
+    ordered = np.sort(noise[np.isfinite(noise)], axis=None)[::-1]
     if not len(ordered) or ordered[0] <= 0:
         return RATIO * float(np.finfo(np.float32).tiny)
-    k = min(max(int(_TAIL * len(ordered)), 10), len(ordered) - 1)
+    k = min(max(int(_TAIL * len(ordered)), _LEAST), len(ordered) // 4)
     if k < 1 or ordered[k] <= 0:
         return RATIO * float(ordered[0])
-    slope = float(np.mean(np.log(ordered[:k] / ordered[k])))
+    slope = float(np.mean(np.log(ordered[:k] / ordered[k]))) * (1 + k**-0.5)
     expected = count * k / len(ordered)
-    return max(float(ordered[k]) * max(expected / FALSE_ALARM, 1.0) ** slope, RATIO * float(ordered[0]))
+    limit = float(ordered[k]) * max(expected / FALSE_ALARM, 1.0) ** slope
+    return RATIO * min(max(limit, float(ordered[0])), MOST * float(ordered[0]))
 
 
 def poisson_tail(count: int, mean: float) -> float:

@@ -60,7 +60,7 @@ class Flips(Frozen):
     """Of the candidate's: the oracle's margin lies within the noise"""
     bugs: int
     margin_limit: float
-    """The noise of a difference of two logits, at its largest"""
+    """How many times the noise of a token's logits the difference of two of them moves at most"""
 
 
 class Spread(Frozen):
@@ -142,15 +142,19 @@ def _band(of: Table, band: str) -> list[Check]:
         "log_prob": {path: of.change(path) for path in of.paths},
         "divergence": of.divergence,
     }
+    # Small changes d of logits change log p by d less its mean under p, and give KL = var_p(d) / 2.
+    noise = of.logit_noise()
+    certain = -np.expm1(of.log_prob["oracle"])
+    scales = {"log_prob": noise * certain.clip(1e-9), "divergence": noise**2 * of.spread.clip(1e-9) / 2}
     for name, columns in metrics.items():
-        checks += _held(of, band, name, columns, None)
+        checks += _held(of, band, name, columns, None, scales.get(name))
     checks += _p999(of, band)
     for layer in range(of.streams[STOCK].shape[1]):
         columns = {path: of.streams[path][:, layer] for path in of.paths}
         checks += _held(of, band, f"stream behind layer {layer}", columns, layer)
         if of.router["oracle"][:, layer].any():
             columns = {path: of.router[path][:, layer] for path in of.paths}
-            checks += _held(of, band, f"router of layer {layer}", columns, layer)
+            checks += _held(of, band, f"router of layer {layer}", columns, layer, of.stream_noise(layer - 1))
             checks += _experts(of, band, layer)
     return checks
 
@@ -164,14 +168,18 @@ def _finite(of: Table, band: str) -> Check:
     )  # fmt: skip
 
 
-def _held(of: Table, band: str, name: str, columns: dict[str, np.ndarray], layer: int | None) -> list[Check]:
-    """Median and largest of one column."""
+def _held(
+    of: Table, band: str, name: str, columns: dict[str, np.ndarray], layer: int | None, scale: np.ndarray | None = None
+) -> list[Check]:  # fmt: skip
+    """Median and largest of one column; `scale` as in `largest`."""
     noise = {path: columns[path] for path in of.noise}
     own = np.minimum(columns[CANDIDATE], 1e30)
     # Where a path went to other experts its error is another one's: those tokens are held by the router's margin.
     # A router reads what the layers before it left.
     settled = np.flatnonzero(of.settled(layer if layer is None or "router" not in name else layer - 1))
-    middle, top = typical(own, noise), largest(own[settled], {path: column[settled] for path, column in noise.items()})
+    middle = typical(own, noise)
+    calm = {path: column[settled] for path, column in noise.items()}
+    top = largest(own[settled], calm, None if scale is None else scale[settled])
     over = middle.exceeded
     result = Result.PASS if over is False else Result.FAIL if over else Result.INCONCLUSIVE
     row = int(settled[top.first if top.first is not None else top.row]) if len(settled) else 0
@@ -217,13 +225,15 @@ def _experts(of: Table, band: str, layer: int) -> list[Check]:
     """Other experts than the oracle's: ties where its margin lies within the noise, else bugs; and how many there are."""
     own, margin = of.experts[CANDIDATE][:, layer], of.router["oracle"][:, layer]
     before = of.settled(layer - 1) if layer else np.ones(len(own), bool)
-    limit = tail_limit(np.concatenate([of.router[path][before, layer] for path in of.noise]), len(own))
+    scale = of.stream_noise(layer - 1) if layer else np.ones(len(own))
+    quotients = np.stack([of.router[path][before, layer] / scale[before] for path in of.noise])
+    limit = tail_limit(quotients, len(own))
     mean = max(float(np.mean([of.experts[path][:, layer].sum() for path in of.noise])), 1.0)
-    count, bugs = int(own.sum()), np.flatnonzero(own & before & (margin > limit))
+    count, bugs = int(own.sum()), np.flatnonzero(own & before & (margin / scale > limit))
     many = poisson_tail(count, RATIO * mean) < UNLIKELY
     message = ""
     if len(bugs):
-        message = f"layer {layer} sends {len(bugs)} tokens to other experts beyond the noise of their margin, {limit:.3g}"
+        message = f"layer {layer} sends {len(bugs)} tokens to other experts though their margin is beyond {limit:.3g} times the noise"
     elif many:
         message = f"layer {layer} sends {count} tokens to other experts, equal runs of the stock path {mean:.3g}"
     row = int(bugs[0]) if len(bugs) else int(np.argmax(own))
@@ -238,11 +248,12 @@ def _experts(of: Table, band: str, layer: int) -> list[Check]:
 
 def _flips(of: Table) -> tuple[Flips, list[Check]]:
     """Ties and bugs: a flip that the noise of two logits' difference explains, and one that it does not."""
-    noise = np.concatenate([of.margin_error[path] for path in of.noise])
+    scale = of.logit_noise()
+    noise = np.stack([of.margin_error[path] / scale for path in of.noise])
     limit = tail_limit(noise, len(of.tokens))
     oracle = of.top["oracle"]
     flipped = {path: of.top[path] != oracle for path in of.paths}
-    bugs = np.flatnonzero(flipped[CANDIDATE] & (of.margin > limit))
+    bugs = np.flatnonzero(flipped[CANDIDATE] & (of.margin / scale > limit))
     flips = Flips(
         tokens=len(of.tokens), flips={path: int(mask.sum()) for path, mask in flipped.items()},
         ties=int(flipped[CANDIDATE].sum()) - len(bugs), bugs=len(bugs), margin_limit=limit,
@@ -252,7 +263,7 @@ def _flips(of: Table) -> tuple[Flips, list[Check]]:
             name="top-1 flips beyond the noise", band="all", result=Result.FAIL if len(bugs) else Result.PASS,
             values=len(of.tokens), candidate=len(bugs), noise=0, limit=0,
             where=_where(of, int(bugs[0])) if len(bugs) else None,
-            message=f"{len(bugs)} tokens flip although the oracle's margin exceeds {limit:.3g}" if len(bugs) else "",
+            message=f"{len(bugs)} tokens flip although the oracle's margin is beyond {limit:.3g} times the noise" if len(bugs) else "",
         )
     ]  # fmt: skip
 
@@ -260,24 +271,26 @@ def _flips(of: Table) -> tuple[Flips, list[Check]]:
 def _states(units: Sequence[UnitRecords]) -> list[Check]:
     """What units leave behind for their requests."""
     rows = [
-        (unit.header.unit, pool, unit.end.states)
+        (unit.header.unit, pool, unit.end)
         for unit in units if unit.end for pool in unit.end.states[CANDIDATE]
     ]  # fmt: skip
     if not rows:
         return []
-    paths = [path for path in rows[0][2] if path != CANDIDATE]
+    paths = [path for path in rows[0][2].states if path != CANDIDATE]
     checks = []
     for kind in ("recurrent_state", "conv_state", "cache"):
         chosen = [row for row in rows if row[1].endswith(kind)]
         if not chosen:
             continue
-        own = np.array([states[CANDIDATE][pool] for _, pool, states in chosen])
-        noise = {path: np.array([states[path][pool] for _, pool, states in chosen]) for path in paths}
+        own = np.array([end.states[CANDIDATE][pool] for _, pool, end in chosen])
+        noise = {path: np.array([end.states[path][pool] for _, pool, end in chosen]) for path in paths}
         top = largest(own, noise)
         beyond = top.first if top.first is not None else top.row
-        unit, pool, _ = chosen[beyond]
+        unit, pool, end = chosen[beyond]
+        off = end.rows[CANDIDATE].get(pool, -1)
         request, name = pool.split()
-        where = Where(unit=unit, layer=int(name.split(".")[0]), request=int(request), pool=kind)
+        where = Where(unit=unit, layer=int(name.split(".")[0]), request=int(request), pool=kind,
+                      position=off if off >= 0 else None)  # fmt: skip
         checks.append(Check(
             name=f"{kind} at the end", band="all", result=Result.FAIL if top.exceeded else Result.PASS,
             values=len(own), candidate=top.quotient, noise=1.0, limit=top.limit, where=where if top.exceeded else None,

@@ -13,7 +13,7 @@ from torch import Tensor
 from ...errors import UserError
 from ...records import canonical_json
 from . import tokens as kept
-from .scenario import PADDING, Action, Actions, Kind, Unit
+from .scenario import ORACLES, PADDING, Action, Actions, Kind, Unit
 from .tokens import CANDIDATE, ORACLE, End, Header, Step, Token
 
 SNAPSHOT_ACTIONS = 8
@@ -188,9 +188,10 @@ class UnitRun:
             experts[name] = tuple(
                 layer for layer, ids in own.chosen.items() if not torch.equal(ids[row].long(), exact.chosen[layer][row].long())
             )
+        top, target = int(exact.logits[row].argmax()), action.targets[row]
         return Token(
-            request=request, position=position, token=action.tokens[row], target=action.targets[row],
-            top1=int(exact.logits[row].argmax()), ran=getattr(seen.get(CANDIDATE), "ran", "plain"),
+            request=request, position=position, token=action.tokens[row], target=top if target == ORACLES else target,
+            top1=top, ran=getattr(seen.get(CANDIDATE), "ran", "plain"),
             logits=logits, streams=streams, experts=experts, router=router,
         )  # fmt: skip
 
@@ -208,14 +209,18 @@ class UnitRun:
     def _end(self) -> End:
         exact = {request: self.paths[ORACLE].committed(request) for request in range(self.unit.requests)}
         states: dict[str, dict[str, float]] = {}
+        rows: dict[str, dict[str, int]] = {}
         for name, path in self._compared.items():
-            states[name] = {}
+            states[name], rows[name] = {}, {}
             for request, wanted in exact.items():
                 for pool, tensor in path.committed(request).items():
                     error = float(_relative(tensor.flatten()[None], wanted[pool].flatten()[None])[0])
                     states[name][f"{request} {pool}"] = _short(error)
+                    if pool.endswith(".cache"):
+                        off = [n for n, error in enumerate(_relative(tensor, wanted[pool])) if not error < 0.5]
+                        rows[name][f"{request} {pool}"] = off[0] if off else -1
         touched = {name: path.null_pages() for name, path in self._compared.items()}
-        return End(states=states, touched=touched)
+        return End(states=states, rows=rows, touched=touched)
 
     def _snapshot(self, actions: int) -> None:
         fresh = self._states.with_suffix(".new")

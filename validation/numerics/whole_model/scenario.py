@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 PADDING = -1
+ORACLES = -1
 
 
 class Kind(StrEnum):
@@ -27,7 +28,8 @@ class Action:
     tokens: tuple[int, ...] = ()
     """[rows]"""
     targets: tuple[int | None, ...] = ()
-    """[rows]: the token that follows in the stream; None where nobody looks at the row"""
+    """[rows]: the token that follows in the stream; ORACLES where that is the oracle's choice, None where nobody looks
+    at the row"""
     accepted: tuple[int, ...] = ()
     """Of a decode step: tokens that each request keeps"""
 

@@ -6,7 +6,7 @@ have said is never fed back, except in `greedy`, where the oracle's choice is.
 
 from collections.abc import Callable, Iterator, Sequence
 
-from .scenario import PADDING, Action, Actions, Kind
+from .scenario import ORACLES, PADDING, Action, Actions, Kind
 
 PREFILL = 64
 """Tokens of one prefill step"""
@@ -42,7 +42,7 @@ def greedy(prompt: Sequence[int], tokens: int) -> Actions:
     token = prompt[-1]
     for _ in range(tokens):
         # What follows is not known yet: the oracle's answer is the next token.
-        (token,) = yield decode([(0, token, token)])
+        (token,) = yield decode([(0, token, ORACLES)])
 
 
 def batch(streams: Sequence[Sequence[int]], prompts: Sequence[int], steps: int, *, padded: Sequence[int] = ()) -> Actions:

@@ -11,7 +11,9 @@ def only(records: UnitRecords, name: str) -> UnitRecords:
         update={
             "header": records.header.model_copy(update={"candidate": name}),
             "steps": tuple(_step(step, name) for step in records.steps),
-            "end": records.end and End(states=_one(records.end.states, name), touched=_one(records.end.touched, name)),
+            "end": records.end and End(
+                **{field: _one(getattr(records.end, field), name) for field in ("states", "rows", "touched")}
+            ),
         }
     )
 

@@ -11,6 +11,10 @@ BANDS = ((0, 1024), (1024, 8192), (8192, 32768), (32768, 131072), (131072, None)
 """Positions [first, last) that are judged apart"""
 
 
+_LEAST = 2.0**-30
+"""Of relative errors: below it they are the oracle's own rounding in the records"""
+
+
 def band_name(band: tuple[int, int | None]) -> str:
     """0-1k, 1k-8k, ..."""
     first, last = (None if n is None else f"{n // 1024}k" if n else "0" for n in band)
@@ -28,6 +32,10 @@ class Table:
     position: np.ndarray
     errors: dict[str, np.ndarray]
     """Path -> [tokens, vocabulary]: |logit - oracle's| over the root mean square of the oracle's row"""
+    size: np.ndarray
+    """[tokens]: that root mean square"""
+    spread: np.ndarray
+    """[tokens]: 1 - sum p^2 of the oracle's probabilities p: none where it is certain"""
     log_prob: dict[str, np.ndarray]
     """Path, oracle among them -> [tokens]: of the token that follows in the stream"""
     divergence: dict[str, np.ndarray]
@@ -48,6 +56,15 @@ class Table:
     def change(self, path: str) -> np.ndarray:
         """[tokens]: |change of the realised token's log-prob| against the oracle."""
         return np.abs(self.log_prob[path] - self.log_prob[ORACLE])
+
+    def logit_noise(self) -> np.ndarray:
+        """[tokens]: root mean square of the noise of a logit there."""
+        mean = np.mean([np.mean(np.minimum(self.errors[path], 1e30) ** 2, -1) for path in self.noise], 0)
+        return np.sqrt(mean).clip(_LEAST) * self.size
+
+    def stream_noise(self, layer: int) -> np.ndarray:
+        """[tokens]: the same of the relative error of the stream behind a layer."""
+        return np.sqrt(np.mean([self.streams[path][:, layer] ** 2 for path in self.noise], 0)).clip(_LEAST)
 
     def settled(self, layer: int | None = None) -> np.ndarray:
         """[tokens] bool: every path went to the oracle's experts in all layers up to `layer` (None: in all)."""
@@ -72,7 +89,8 @@ class Table:
         return Table(
             tuple(t for t, on in zip(self.tokens, mask, strict=True) if on),
             tuple(u for u, on in zip(self.units, mask, strict=True) if on), self.paths, self.position[mask],
-            cut(self.errors), cut(self.log_prob), cut(self.divergence), cut(self.top), self.margin[mask],
+            cut(self.errors), self.size[mask],
+            self.spread[mask], cut(self.log_prob), cut(self.divergence), cut(self.top), self.margin[mask],
             cut(self.margin_error), cut(self.streams), cut(self.experts),
             cut(self.router),
         )  # fmt: skip
@@ -112,7 +130,8 @@ def table(units: Iterable[UnitRecords]) -> Table:
         column[:, first_routing:] = [token.router[path] for token in tokens]
     position = np.array([token.position for token in tokens])
     return Table(
-        tokens, tuple(unit for unit, _ in pairs), paths, position, errors, log_prob, divergence, top, margin, moved,
+        tokens, tuple(unit for unit, _ in pairs), paths, position, errors, scale[:, 0],
+        1 - np.sum(probabilities**2, -1), log_prob, divergence, top, margin, moved,
         streams, experts, router,
     )  # fmt: skip
 

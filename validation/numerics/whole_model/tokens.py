@@ -53,6 +53,8 @@ class End(Frozen):
 
     states: dict[str, dict[str, float]]
     """Path -> "request layer.pool" -> relative error of what is committed, against the oracle"""
+    rows: dict[str, dict[str, int]]
+    """Path -> the same of pools with a row for each position -> the first row that is off by half or more, or -1"""
     touched: dict[str, tuple[str, ...]]
     """Path -> memory that nobody owns and that changed"""
 

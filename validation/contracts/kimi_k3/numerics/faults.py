@@ -15,7 +15,7 @@ from ..step.kda import Core, Kda
 from ..step.mla import Mla
 from ..step.norm import rms_norm
 from ..step.precision import PUBLISHED, MixRounding, Precision
-from ..step.state import PADDING, Batch
+from ..step.state import PADDING, Batch, LatentCache
 from .observed import Observed
 from .paths import TorchPath
 
@@ -171,8 +171,9 @@ class _(_MoeFault):
         return self.precision.linear(self.precision.round(F.silu(gate) * up), weights.shared_down)
 
 
-@_plant("page_boundary", "the first token of every page of the latent cache is not seen", MLA_LAYER, op="mla_core",
-    mistake="tokens of a partly filled last page are left out",
+@_plant(
+    "page_boundary", "the row behind a full page of the latent cache goes into that page", MLA_LAYER, op="mla_query",
+    mistake="the newest row always goes to the first page of the table",
 )  # fmt: skip
 class _(Observed):
     def __init__(self, architecture, ranks, precision) -> None:
@@ -185,13 +186,16 @@ class _(Observed):
 
 
 class _Unpaged(Mla):
-    def absorbed(self, query, history, kv_b, visible):
-        """Where the newest token is the first of its page, a count of pages that is one short leaves it out."""
-        length = len(history)
-        if length > 1 and length % 16 == 1:
-            visible = visible.clone()
-            visible[:, -1] = False
-        return super().absorbed(query, history, kv_b, visible)
+    def decode(self, x, weights, cache, pages, lengths, counts):
+        """A count of pages that is one short where the newest token is the first of its page."""
+        return super().decode(x, weights, _OnePageBack(cache.rows), pages, lengths, counts)
+
+
+class _OnePageBack(LatentCache):
+    def write(self, pages, start, rows) -> None:
+        size = self.rows.shape[1]
+        back = size if start and start % size == 0 else 0
+        super().write(pages, start - back, rows)
 
 
 @_plant("bank_aliased", "the last bank of the attention residuals is the first one's memory", None, op="attn_res_norm")
