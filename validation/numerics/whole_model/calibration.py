@@ -20,6 +20,8 @@ FALSE_ALARM = 0.01 / 50
 """How often equal noise may exceed the limit of a maximum: once in a hundred rungs of some fifty checks"""
 RESAMPLES, BLOCK = 400, 8
 """Tokens are resampled in blocks: neighbours' errors hang together"""
+_EASY = 0.1
+"""Of the usual noise: tokens with less are not taken to be easier than that"""
 _TAIL, _LEAST = 0.05, 20
 _LOWER = 0.01
 
@@ -68,9 +70,9 @@ def typical(candidate: np.ndarray, noise: Mapping[str, np.ndarray], seed: int = 
     if ratio <= RATIO:
         return Typical(own, other, ratio, min(ratio, 1.0))
     random, count = np.random.default_rng(seed), len(candidate)
-    blocks = max(1, -(-count // BLOCK))
-    starts = random.integers(0, max(count - BLOCK, 0) + 1, (RESAMPLES, blocks))
-    picks = (starts[..., None] + np.arange(min(BLOCK, count))).reshape(RESAMPLES, -1)[:, :count]
+    block = min(BLOCK, max(count // 4, 1))
+    starts = random.integers(0, count - block + 1, (RESAMPLES, -(-count // block)))
+    picks = (starts[..., None] + np.arange(block)).reshape(RESAMPLES, -1)[:, :count]
     ratios = np.median(candidate[picks], -1) / np.median(pooled[:, picks], (0, 2)).clip(floor)
     return Typical(own, other, ratio, float(np.quantile(ratios, _LOWER)))
 
@@ -82,7 +84,7 @@ def largest(
     columns = np.stack(list(noise.values()))
     if not columns.size:
         return Largest(0.0, RATIO, 0, None)
-    floor = max(float(np.median(columns)), np.finfo(np.float32).tiny)
+    floor = max(_EASY * float(np.median(columns)), np.finfo(np.float32).tiny)
     if scale is not None:
         quotients, others = candidate / scale, columns / scale
     else:
@@ -124,5 +126,5 @@ def poisson_tail(count: int, mean: float) -> float:
 
 
 def _scale(columns: np.ndarray, floor: float) -> np.ndarray:
-    """What the noise is at each token: its root mean square there, or what it usually is, if that is more."""
+    """What the noise is at each token: its root mean square there, or the floor, if that is more."""
     return np.maximum(np.sqrt(np.mean(columns**2, 0)), floor)
