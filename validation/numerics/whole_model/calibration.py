@@ -18,12 +18,12 @@ import numpy as np
 RATIO, MOST = 1.25, 4.0
 FALSE_ALARM = 0.01 / 50
 """How often equal noise may exceed the limit of a maximum: once in a hundred rungs of some fifty checks"""
-RESAMPLES, BLOCK = 400, 8
+RESAMPLES, BLOCK = 2000, 8
 """Tokens are resampled in blocks: neighbours' errors hang together"""
 _EASY = 0.1
 """Of the usual noise: tokens with less are not taken to be easier than that"""
 _TAIL, _LEAST = 0.05, 20
-_LOWER = 0.01
+_LOWER = 0.001
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Typical:
     noise: float
     ratio: float
     lower: float
-    """The ratio is larger than this with 99 % confidence"""
+    """The ratio is larger than this with 99.9 % confidence"""
 
     @property
     def exceeded(self) -> bool | None:
@@ -42,6 +42,11 @@ class Typical:
         if self.ratio <= RATIO:
             return False
         return True if self.lower > RATIO else None
+
+    @property
+    def equal(self) -> bool:
+        """Whether the two may be alike for all that these tokens show."""
+        return self.lower <= 1
 
 
 @dataclass(frozen=True)

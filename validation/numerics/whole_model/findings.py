@@ -181,6 +181,9 @@ def _held(
     calm = {path: column[settled] for path, column in noise.items()}
     top = largest(own[settled], calm, None if scale is None else scale[settled])
     over = middle.exceeded
+    if over is None and name != "logits" and middle.equal:
+        # Some dozen medians of a few tokens each: one of them is off by chance. That of the logits has to hold.
+        over = False
     result = Result.PASS if over is False else Result.FAIL if over else Result.INCONCLUSIVE
     row = int(settled[top.first if top.first is not None else top.row]) if len(settled) else 0
     where = _where(of, row, layer)
