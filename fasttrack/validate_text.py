@@ -8,11 +8,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from fasttrack_validation.numerics.whole_model.faulted import FaultTable
-from fasttrack_validation.numerics.whole_model.findings import Check, Result, RungVerdict, Where
+from fasttrack_validation.numerics.whole_model.findings import Check, Result, RungVerdict, Spread, Where
 from fasttrack_validation.numerics.whole_model.stage import StageVerdict, Worst
 from fasttrack_validation.numerics.whole_model.tokens import CANDIDATE, STOCK
 
 _METRICS = {"logits": "logits, relative", "log_prob": "log-prob of what follows", "divergence": "KL, nats"}
+_QUANTILES = ("median", "p999", "maximum")
 _SHOWN = 8
 
 
@@ -107,14 +108,23 @@ def _row(check: Check) -> tuple[str, ...]:
 
 
 def _spreads(rung: RungVerdict) -> Table:
-    table = Table(title=f"{rung.rung} TP {rung.tp}: errors against the oracle", title_justify="left")
-    for name in ("metric", "positions", "path", "values", "median", "p99.9", "maximum"):
+    """Median / p99.9 / maximum of each metric, with the range of the stock path's repetitions."""
+    table = Table(title=f"{rung.rung} TP {rung.tp}: median / p99.9 / maximum against the oracle", title_justify="left")
+    for name in ("metric", "positions", "values", "candidate", "stock", "noise (A/A), up to"):
         table.add_column(name)
-    for spread in rung.spreads:
-        path = {CANDIDATE: "candidate", STOCK: "stock"}.get(spread.path, f"A/A {spread.path.rpartition('-')[2]}")
-        figures = (f"{value:.3g}" for value in (spread.median, spread.p999, spread.maximum))
-        table.add_row(_METRICS[spread.metric], spread.band, path, str(spread.values), *figures)
+    for metric, band in dict.fromkeys((spread.metric, spread.band) for spread in rung.spreads):
+        here = {s.path: s for s in rung.spreads if (s.metric, s.band) == (metric, band)}
+        again = [spread for path, spread in here.items() if path not in (CANDIDATE, STOCK)]
+        most = (max(getattr(spread, name) for spread in again) for name in _QUANTILES)
+        table.add_row(
+            _METRICS[metric], band, str(here[STOCK].values), _three(here[CANDIDATE]), _three(here[STOCK]),
+            " / ".join(f"{value:.2g}" for value in most),
+        )  # fmt: skip
     return table
+
+
+def _three(spread: Spread) -> str:
+    return " / ".join(f"{getattr(spread, name):.2g}" for name in _QUANTILES)
 
 
 def _worst(worst: Sequence[Worst]) -> Table:
