@@ -11,6 +11,7 @@ SMALL = ["--tokens", "8", "--tp", "1", "--replicas", "2", "--jobs", "1"]
 @pytest.fixture
 def home(tmp_path, monkeypatch):
     monkeypatch.setenv("FASTTRACK_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("COLUMNS", "220")
     return tmp_path
 
 

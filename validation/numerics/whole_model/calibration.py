@@ -16,6 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 
 RATIO, MOST = 1.25, 4.0
+LEAST = 2.0
+"""Below twice the noise at its token an error says nothing: runs of the stock path round at the same places, and are
+closer to each other than to an honest path that rounds elsewhere"""
 FALSE_ALARM = 0.01 / 50
 """How often equal noise may exceed the limit of a maximum: once in a hundred rungs of some fifty checks"""
 RESAMPLES, BLOCK = 2000, 8
@@ -95,7 +98,7 @@ def largest(
     else:
         quotients = candidate / _scale(columns, floor)
         others = np.stack([columns[i] / _scale(np.delete(columns, i, 0), floor) for i in range(len(columns))])
-    limit = tail_limit(others, len(candidate))
+    limit = max(tail_limit(others, len(candidate)), LEAST)
     beyond = np.flatnonzero(~(quotients <= limit))
     row = int(np.argmax(np.where(np.isnan(quotients), np.inf, quotients)))
     return Largest(float(quotients[row]), limit, row, int(beyond[0]) if len(beyond) else None)

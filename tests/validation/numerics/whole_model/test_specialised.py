@@ -41,8 +41,14 @@ def test_kernels_and_the_plain_path_take_turns_on_one_state():
                 ((seen[name].streams[:, 0].double() - exact.streams[:, 0]).norm(dim=-1) / exact.streams[:, 0].norm(dim=-1))
                 for name in ("kernels", "stock")
             )
-            assert (own <= 2 * plain + 1e-3).all(), (what, own, plain)
             assert set(seen["kernels"].chosen) == set(exact.chosen)
+            # Behind a layer that chose other experts errors are another choice's: it has to have been a near tie.
+            other = [layer for layer, ids in exact.chosen.items() if not torch.equal(seen["kernels"].chosen[layer][0], ids[0])]
+            for layer in other[:1]:
+                scores = exact.scores[layer][0].sort(descending=True).values
+                assert scores[paths.architecture.moe.top_k - 1] - scores[paths.architecture.moe.top_k] < 0.01
+            alike = other[0] if other else len(own)
+            assert (own <= 2 * plain + 1e-3)[:alike].all(), (what, own, plain)
         assert ran == ["stock", "specialised", "stock", "specialised"]
         assert kernels.null_pages() == ()
         assert {"_fused", "_front"} <= set(kernels.launches())

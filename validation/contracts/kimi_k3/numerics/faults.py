@@ -173,7 +173,7 @@ class _(_MoeFault):
 
 @_plant(
     "page_boundary", "the row behind a full page of the latent cache goes into that page", MLA_LAYER, op="mla_query",
-    mistake="the newest row always goes to the first page of the table",
+    mistake="the newest row is written one position too far, over nobody's row or into the next page",
 )  # fmt: skip
 class _(Observed):
     def __init__(self, architecture, ranks, precision) -> None:
