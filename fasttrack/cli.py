@@ -13,7 +13,7 @@ import typer
 
 from fasttrack_validation.errors import UserError
 
-from . import claims_cli, decide_cli, evidence_cli, exam_cli, gate_cli, grid_cli, validate_cli
+from . import claims_cli, decide_cli, evidence_cli, exam_cli, gate_cli, grid_cli, serve_cli, validate_cli
 
 app = typer.Typer(
     name="fasttrack",
@@ -324,6 +324,7 @@ def evaluate(
 app.command()(gate_cli.gate)
 app.command()(decide_cli.decide)
 app.command()(validate_cli.validate)
+app.command()(serve_cli.serve)
 
 
 @app.command()
