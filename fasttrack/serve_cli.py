@@ -19,7 +19,7 @@ def serve(
     tp: Annotated[int, typer.Option(min=1, help="simulated ranks (oracle and plain)")] = 1,
     context: Annotated[int, typer.Option(min=2, help="tokens of a request at most, generated ones included")] = 4096,
     sessions: Annotated[int, typer.Option(min=1, max=256, help="requests worked on at once; the others wait")] = 8,
-    waiting: Annotated[int, typer.Option(min=1, help="requests that may wait; more are answered 429")] = 1024,
+    waiting: Annotated[int, typer.Option(min=1, help="texts that may wait; requests beyond are answered 429")] = 1024,
     prompt_scores: Annotated[
         str | None,
         typer.Option(
@@ -28,7 +28,9 @@ def serve(
             "latency_specialized and stock, which leave prefills to the plain path",
         ),
     ] = None,
-    served_name: Annotated[str | None, typer.Option(metavar="NAME", help="the model's name there; by default MODEL-nano")] = None,
+    served_name: Annotated[
+        str | None, typer.Option(metavar="NAME", help="the model's name there; by default MODEL-nano")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print address and build as one line of JSON")] = False,
 ) -> None:
     """Serve the model's small checkpoint: OpenAI's completions and chat, and SGLang's /generate, on loopback.

@@ -33,7 +33,8 @@ def serve(
     manifest = model_dir.load(model)
     contract = manifest.manifest.model.contract
     setup = Setup(
-        model=contract, backend=Backend(backend), checkpoint=(checkpoint or small_model(contract).CHECKPOINT).resolve(),
+        model=contract, backend=Backend(backend),
+        checkpoint=(checkpoint or small_model(contract).CHECKPOINT).resolve(),
         directory=manifest.path.resolve() if backend == Backend.LATENCY_SPECIALIZED else None, device=device, tp=tp,
         context=context, sessions=sessions,
     )  # fmt: skip
@@ -47,7 +48,8 @@ def serve(
         print(f"{build.model} at {address}/v1 (Ctrl-C stops it)")
         print(f"  backend {card.backend}: prompts by {card.prefill}, generated tokens by {card.decode}")
         print(f"  log-probabilities of prompts by {build.prompt_scores}; {card.dtype}, TP {card.tp}, {card.device}")
-        print(f"  context {card.context} tokens; checkpoint {card.revision[:12]}; build {build.fingerprint}", flush=True)
+        print(f"  context {card.context} tokens; checkpoint {card.revision[:12]}; build {build.fingerprint}")
+        sys.stdout.flush()
 
     if not as_json:
         print(f"loading {setup.checkpoint} ...", file=sys.stderr)

@@ -111,7 +111,9 @@ def chat_logprobs(words: Words, scores: Sequence[Score], top: int, *, as_ids: bo
     }
 
 
-def sglang(words: Words, answer: Answer, fields: dict[str, Any], *, logprobs: bool, top: int, text: bool) -> dict[str, Any]:
+def sglang(
+    words: Words, answer: Answer, fields: dict[str, Any], *, logprobs: bool, top: int, text: bool
+) -> dict[str, Any]:
     """SGLang's answer. Of the prompt's scores the first has no value: it is that of the token at logprob_start_len."""
     asked, done = answer.asked, answer.done
     reason = None

@@ -35,7 +35,8 @@ class Form:
 
     def answer(self, answers: Sequence[Answer]) -> dict:
         """The body of a whole answer."""
-        body = self._head | {"choices": [self._choice(*one) for one in enumerate(answers)], "usage": self._usage(answers)}
+        choices = [self._choice(*one) for one in enumerate(answers)]
+        body = self._head | {"choices": choices, "usage": self._usage(answers)}
         if self.is_chat:
             body |= self._prompt_fields(answers[0], prompt_logprobs=True)
         return body

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 from fasttrack_validation.generation.asked import Asked, Done, Event, Failed
 from fasttrack_validation.generation.engine import Busy, Engine
@@ -22,8 +22,9 @@ async def events(engine: Engine, asked: Sequence[Asked]) -> AsyncIterator[AsyncI
     loop, queue = asyncio.get_running_loop(), asyncio.Queue()
     jobs = []
 
-    def sender(which: int):
-        return lambda event: loop.call_soon_threadsafe(queue.put_nowait, (which, event))
+    def emit(which: int, event: Event) -> None:
+        with suppress(RuntimeError):  # the loop is closed: nobody reads
+            loop.call_soon_threadsafe(queue.put_nowait, (which, event))
 
     async def each() -> AsyncIterator[tuple[int, Event]]:
         left = len(asked)
@@ -33,8 +34,7 @@ async def events(engine: Engine, asked: Sequence[Asked]) -> AsyncIterator[AsyncI
             yield which, event
 
     try:
-        for which, one in enumerate(asked):
-            jobs.append(engine.submit(one, sender(which)))
+        jobs = engine.submit(asked, emit)
         yield each()
     except Busy as busy:
         raise ApiError(f"{busy}; ask again later", status=429, code="rate_limit_exceeded") from busy

@@ -26,7 +26,8 @@ def tiny() -> Architecture:
             "kda": of.kda.model_copy(update={"head_dim": 8, "gate_rank": 8}),
             "mla": of.mla.model_copy(
                 update={
-                    "q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8,
+                    "q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8,
+                    "v_head_dim": 8,
                 }
             ),
             "moe": of.moe.model_copy(
@@ -61,7 +62,8 @@ class Served:
 @contextmanager
 def serving(*arguments: str, tree: Path = ROOT, **environment: str):
     """`fasttrack serve kimi_k3 ARGUMENTS` on a free port, from the packages of `tree`."""
-    command = [sys.executable, "-m", "fasttrack", "serve", "kimi_k3", "--json", "--port", "0", "--device", "cpu", *arguments]
+    command = [sys.executable, "-m", "fasttrack", "serve", "kimi_k3", "--json", "--port", "0", "--device", "cpu"]
+    command += arguments
     env = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
     if tree != ROOT:
         env["PYTHONPATH"] = str(tree)

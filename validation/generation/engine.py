@@ -8,8 +8,9 @@ import sys
 import threading
 import traceback
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 
 from .asked import Asked, Done, Event, Failed, Prompt, Token
 from .process import PathFailed, PathProcess
@@ -22,7 +23,7 @@ PART = 256
 
 
 class Busy(Exception):
-    """As many requests wait as may wait."""
+    """As many texts wait as may wait."""
 
 
 class Job:
@@ -43,7 +44,7 @@ class Engine:
     """Runs jobs in a thread of its own. A context manager around an open `PathProcess`."""
 
     def __init__(self, path: PathProcess, small: SmallModel, *, waiting: int = 1024) -> None:
-        """`waiting`: jobs that may wait for a session."""
+        """`waiting`: jobs that may wait for a session before requests are turned away."""
         self.path, self.small, self.most_waiting = path, small, waiting
         self._free = deque(range(path.setup.sessions))
         self._waiting: deque[Job] = deque()
@@ -72,16 +73,16 @@ class Engine:
         """Jobs under way, jobs that wait."""
         return len(self._active), len(self._waiting)
 
-    def submit(self, asked: Asked, emit: Callable[[Event], None]) -> Job:
-        """Queues a request. `emit` is called from the engine's thread and must not block; the last event is Done or
-        Failed. Raises Busy."""
-        job = Job(asked, emit)
+    def submit(self, asked: Sequence[Asked], emit: Callable[[int, Event], None]) -> list[Job]:
+        """Queues the texts of one request. `emit` gets (which, event) in the engine's thread and must not block; the
+        last event of each is Done or Failed. Raises Busy where too many wait already."""
+        jobs = [Job(one, partial(emit, which)) for which, one in enumerate(asked)]
         with self._wake:
-            if len(self._waiting) >= self.most_waiting:
-                raise Busy(f"{len(self._waiting)} requests are waiting")
-            self._waiting.append(job)
+            if len(self._waiting) >= self.most_waiting + len(self._free):
+                raise Busy(f"{len(self._waiting)} texts are waiting")
+            self._waiting.extend(jobs)
             self._wake.notify()
-        return job
+        return jobs
 
     def _run(self) -> None:
         while True:

@@ -16,7 +16,8 @@ from .paths import Backend, Card, Setup
 
 # What the process may see of the caller's environment: where programs and drivers lie, and how many threads to use.
 _PASSED = (
-    "PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "HOME", "TMPDIR", "CUDA_VISIBLE_DEVICES", "TRITON_CACHE_DIR", "OMP_NUM_THREADS",
+    "PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "HOME", "TMPDIR", "CUDA_VISIBLE_DEVICES", "TRITON_CACHE_DIR",
+    "OMP_NUM_THREADS",
 )  # fmt: skip
 _DTYPES = {"torch.float32": torch.float32, "torch.float64": torch.float64}
 

@@ -52,7 +52,8 @@ def scores(logits: Tensor, tokens: list[int], top: int) -> list[Score]:
     own = log_probs.gather(1, torch.tensor(tokens)[:, None])
     ranks = (log_probs > own).sum(1) + 1
     best, ids = log_probs.sort(dim=-1, descending=True, stable=True)
+    rows = zip(ids[:, :top].tolist(), best[:, :top].tolist(), strict=True)
+    candidates = [tuple(zip(*row, strict=True)) for row in rows]
     return [
-        Score(token, float(own[row]), int(ranks[row]), tuple(zip(ids[row, :top].tolist(), best[row, :top].tolist(), strict=True)))
-        for row, token in enumerate(tokens)
-    ]  # fmt: skip
+        Score(token, float(own[row]), int(ranks[row]), candidates[row]) for row, token in enumerate(tokens)
+    ]

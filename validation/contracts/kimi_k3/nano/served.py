@@ -121,12 +121,18 @@ def fresh(state: State, request: int) -> None:
     state.candidates.pop(request, None)
 
 
-def card(setup: Setup, checkpoint: Checkpoint, *, decode: str | None = None, more: dict[str, bytes] | None = None) -> Card:
+def card(
+    setup: Setup, checkpoint: Checkpoint, *, decode: str | None = None, more: dict[str, bytes] | None = None
+) -> Card:
     """What the path of `setup` says of itself; `more` are further files that compute."""
     shards = {file.name: file.read_bytes() for file in sorted(checkpoint.directory.glob("*.safetensors"))}
     described = {name: (checkpoint.directory / name).read_bytes() for name in ("config.json", INDEX_FILE)}
     plain = "oracle" if setup.backend is Backend.ORACLE else "plain"
-    files = {name: data for name, data in package_files().items() if name.startswith(_COMPUTES) and name.endswith((".py", ".cu"))}
+    computes = {
+        name: data
+        for name, data in package_files().items()
+        if name.startswith(_COMPUTES) and name.endswith((".py", ".cu"))
+    }
     libraries = {"python": platform.python_version(), "torch": torch.__version__}
     if setup.device != "cpu":
         libraries["cuda"] = str(torch.version.cuda)
@@ -141,6 +147,6 @@ def card(setup: Setup, checkpoint: Checkpoint, *, decode: str | None = None, mor
         device="cpu" if setup.device == "cpu" else torch.cuda.get_device_name(setup.device),
         context=setup.context,
         vocabulary=len(SYMBOLS),
-        sources=digest_files(files | (more or {})),
+        sources=digest_files(computes | (more or {})),
         libraries=libraries,
     )
