@@ -104,6 +104,10 @@ class Server:
             "system_fingerprint": self.build.fingerprint,
         })  # fmt: skip
 
+    async def counters(self, request: Request) -> Response:
+        """What ran: launches of the model directory's kernels by op, since the model was loaded."""
+        return JSONResponse({"kernels": self.engine.path.launches, "acceptance_forced": False})
+
     async def health(self, request: Request) -> Response:
         """200 while requests are worked on."""
         active, waiting = self.engine.load
@@ -125,6 +129,7 @@ def app(engine: Engine, build: Build) -> Starlette:
         Route("/version", server.version),
         Route("/get_model_info", server.model_info),
         Route("/health", server.health),
+        Route("/v1/fasttrack/counters", server.counters),
     ]
     return Starlette(
         routes=routes,

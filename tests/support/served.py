@@ -71,9 +71,10 @@ def serving(*arguments: str, tree: Path = ROOT, **environment: str):
     try:
         if not select.select([process.stdout], [], [], START_SECONDS)[0]:
             raise AssertionError(f"no server after {START_SECONDS} s")
-        if not (line := process.stdout.readline()):
-            raise AssertionError(process.stderr.read())
-        yield Served(process, json.loads(line))
+        facts = json.loads(process.stdout.readline() or "{}")
+        if "url" not in facts:
+            raise AssertionError(f"no server: {facts} {process.stderr.read()}")
+        yield Served(process, facts)
     finally:
         process.terminate()
         try:

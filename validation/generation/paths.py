@@ -1,6 +1,6 @@
 """What serves tokens: a path over one checkpoint, and what it says of itself."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path as FilePath
 from typing import Protocol
@@ -58,6 +58,9 @@ class Path(Protocol):
     """A model with room for `sessions` requests. One call at a time."""
 
     card: Card
+
+    launches: Mapping[str, int]
+    """How often kernels of the model directory have been launched, by op"""
 
     def open(self, session: int) -> None:
         """Empties the state of a session, 0 to `sessions` - 1."""

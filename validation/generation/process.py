@@ -32,6 +32,8 @@ class PathProcess:
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
         self.card: Card | None = None
+        self.launches: dict[str, int] = {}
+        """As `Path`, as of the last answer"""
         self._process: subprocess.Popen | None = None
 
     def __enter__(self) -> "PathProcess":
@@ -98,7 +100,8 @@ class PathProcess:
             raise UserError(*value)
         if outcome != "ok":
             raise PathFailed(value[0])
-        return value[0]
+        value, self.launches = value
+        return value
 
 
 def _tensor(packed: tuple[str, tuple[int, ...], bytes]) -> Tensor:

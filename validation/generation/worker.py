@@ -12,7 +12,7 @@ from .paths import Backend, Path, Setup
 
 
 def main(descriptor: int, setup: str) -> None:
-    """Answers on a connection until it closes: ("ok", value), ("wrong", what, how) or ("error", text) for each."""
+    """Answers on a connection until it closes: ("ok", value, launches), ("wrong", what, how) or ("error", text) for each."""
     pipe = Connection(descriptor)
     path: Path | None = None
     while True:
@@ -27,7 +27,7 @@ def main(descriptor: int, setup: str) -> None:
             else:
                 value = getattr(path, command)(*arguments)
                 value = None if value is None else (str(value.dtype), tuple(value.shape), value.numpy().tobytes())
-            pipe.send(("ok", value))
+            pipe.send(("ok", value, dict(path.launches)))
         except UserError as error:
             pipe.send(("wrong", error.what, error.how))
         except Exception as error:  # the caller decides what it means, so it gets the whole story

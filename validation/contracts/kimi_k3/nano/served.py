@@ -1,8 +1,11 @@
 """The nano model as something that speaks: its symbols, its checkpoint, and its oracle, plain and stock paths."""
 
+import json
 import platform
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +19,7 @@ from ..step.model import Model
 from ..step.precision import EXACT, PUBLISHED, Precision
 from ..step.state import Batch, KdaCache, State
 from ..step.unpack import unpack
-from ..weights.checkpoint import INDEX_FILE, Checkpoint
+from ..weights.checkpoint import CONFIG_FILE, INDEX_FILE, Checkpoint
 from ..weights.shard import load_model
 from .devices import moved, require
 from .tokenizer import BOS, EOS, MARKS as _MARKS, SYMBOLS, encode
@@ -51,6 +54,7 @@ class Plain:
 
     def __init__(self, setup: Setup, precision: Precision) -> None:
         require(setup.device)
+        self._setup = setup
         checkpoint = opened(setup.checkpoint)
         self.architecture = checkpoint.architecture
         if setup.context > self.architecture.max_positions:
@@ -65,6 +69,8 @@ class Plain:
         self.state = self.model.new_state(setup.sessions, setup.context, verify_width=1)
         self.device = setup.device
         self.card = card(setup, checkpoint)
+        self.launches: Counter[str] = Counter()
+        """Kernels of a model directory by op: none here"""
 
     def open(self, session: int) -> None:
         """As `Path`."""
@@ -84,6 +90,33 @@ class Plain:
     def step(self, batch: Batch) -> Tensor:
         """Logits of a decode step of one token; it leaves the state behind the token as a candidate."""
         return self.model.decode(batch, self.state)
+
+    @property
+    def text_config(self) -> dict[str, Any]:
+        """Sizes as the checkpoint's `config.json` has them."""
+        return json.loads((self._setup.checkpoint / CONFIG_FILE).read_text("utf-8"))["text_config"]
+
+    def caches(self) -> dict[int, dict[str, Tensor]]:
+        """The first rank's pools by layer, by the names that ops have for them."""
+        names = {"conv": "conv_state", "recurrent": "recurrent_state", "rows": "cache"}
+        return {
+            layer: {names[name]: tensor for name, tensor in vars(cache).items()}
+            for layer, cache in self.state.ranks[0].items()
+        }
+
+    def row(self, session: int, token: int) -> dict[str, Tensor]:
+        """What a decode path that works in place is given for one token of a session."""
+        batch, whole = self._batch(session, [token]), {"dtype": torch.int32, "device": self.device}
+        return {
+            "embedding": self.ranks[0].embedding[batch.tokens],
+            "slots": self.state.slots_of(batch)[:, 0].int(),
+            "page_table": self.state.pages_of(batch).int(),
+            "lengths": torch.tensor([self.state.lengths[session] + 1], **whole),
+        }
+
+    def moved_on(self, session: int) -> None:
+        """Somebody else has put one more token into a session's caches."""
+        self.state.lengths[session] += 1
 
     def _batch(self, session: int, tokens: Sequence[int]) -> Batch:
         return Batch(torch.tensor(tokens, device=self.device), (session,), (len(tokens),))
@@ -121,12 +154,10 @@ def fresh(state: State, request: int) -> None:
     state.candidates.pop(request, None)
 
 
-def card(
-    setup: Setup, checkpoint: Checkpoint, *, decode: str | None = None, more: dict[str, bytes] | None = None
-) -> Card:
-    """What the path of `setup` says of itself; `more` are further files that compute."""
+def card(setup: Setup, checkpoint: Checkpoint) -> Card:
+    """What the path of `setup` says of itself."""
     shards = {file.name: file.read_bytes() for file in sorted(checkpoint.directory.glob("*.safetensors"))}
-    described = {name: (checkpoint.directory / name).read_bytes() for name in ("config.json", INDEX_FILE)}
+    described = {name: (checkpoint.directory / name).read_bytes() for name in (CONFIG_FILE, INDEX_FILE)}
     plain = "oracle" if setup.backend is Backend.ORACLE else "plain"
     computes = {
         name: data
@@ -140,13 +171,13 @@ def card(
         backend=setup.backend,
         dtype=_DTYPE.get(setup.backend, "bfloat16"),
         prefill=plain,
-        decode=decode or plain,
+        decode=plain,
         revision=digest_files(shards | described),
         tokenizer=sha256("\0".join(SYMBOLS).encode()),
         tp=setup.tp,
         device="cpu" if setup.device == "cpu" else torch.cuda.get_device_name(setup.device),
         context=setup.context,
         vocabulary=len(SYMBOLS),
-        sources=digest_files(computes | (more or {})),
+        sources=digest_files(computes),
         libraries=libraries,
     )
