@@ -17,7 +17,10 @@ def serve(
     port: Annotated[int, typer.Option(min=0, max=65535, help="on the loopback interface; 0 takes a free one")] = 8000,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
     tp: Annotated[int, typer.Option(min=1, help="simulated ranks (oracle and plain)")] = 1,
-    context: Annotated[int, typer.Option(min=2, help="tokens of a request at most, generated ones included")] = 4096,
+    context: Annotated[
+        int | None,
+        typer.Option(min=2, help="tokens of a request at most, generated ones included; by default all positions"),
+    ] = None,
     sessions: Annotated[int, typer.Option(min=1, max=256, help="requests worked on at once; the others wait")] = 8,
     waiting: Annotated[int, typer.Option(min=1, help="texts that may wait; requests beyond are answered 429")] = 1024,
     prompt_scores: Annotated[

@@ -18,7 +18,7 @@ _DECODE_ONLY = (Backend.STOCK, Backend.LATENCY_SPECIALIZED)
 
 
 def serve(
-    model: str, backend: str, checkpoint: Path | None, *, port: int, device: str, tp: int, context: int, sessions: int,
+    model: str, backend: str, checkpoint: Path | None, *, port: int, device: str, tp: int, context: int | None, sessions: int,
     waiting: int, prompt_scores: str | None, served_name: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Serves until it is stopped."""

@@ -33,7 +33,9 @@ class Setup(Frozen):
     directory: FilePath | None = Field(default=None, description="the model directory, for its own decode path")
     device: str = Field(default="cpu", description="cpu or cuda")
     tp: int = Field(default=1, ge=1, description="simulated ranks: sums over ranks are rounded as a group would round")
-    context: int = Field(default=4096, ge=2, description="tokens of a request at most, generated ones included")
+    context: int | None = Field(
+        default=None, ge=2, description="tokens of a request at most, generated ones included; None: all positions"
+    )
     sessions: int = Field(default=8, ge=1, description="requests that hold a state at once")
 
 

@@ -39,7 +39,8 @@ class Specialised:
             )
             self.decoder.bind(self.plain.caches(), self.plain.state.pages.shape[1])
         except ValueError as error:
-            raise UserError(f"the decode path cannot serve this checkpoint: {error}", "serve --backend plain") from error
+            what = f"the decode path cannot serve this checkpoint: {error}"
+            raise UserError(what, "serve --backend plain") from error
         self._calls = Counter(call.op for call in self.decoder.executors[1].calls)
         self.launches: Counter[str] = Counter()
         files = {path.relative_to(setup.directory).as_posix(): path.read_bytes() for path in _sources(setup)}

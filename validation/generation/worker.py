@@ -12,7 +12,8 @@ from .paths import Backend, Path, Setup
 
 
 def main(descriptor: int, setup: str) -> None:
-    """Answers on a connection until it closes: ("ok", value, launches), ("wrong", what, how) or ("error", text) for each."""
+    """Answers on a connection until it closes, each time one of ("ok", value, launches), ("wrong", what, how) and
+    ("error", text)."""
     pipe = Connection(descriptor)
     path: Path | None = None
     while True:

@@ -54,9 +54,11 @@ class Plain:
 
     def __init__(self, setup: Setup, precision: Precision) -> None:
         require(setup.device)
-        self._setup = setup
         checkpoint = opened(setup.checkpoint)
         self.architecture = checkpoint.architecture
+        self._setup = setup = setup.model_copy(
+            update={"context": setup.context or self.architecture.max_positions}
+        )
         if setup.context > self.architecture.max_positions:
             raise UserError(
                 f"a context of {setup.context} tokens; this model has {self.architecture.max_positions} positions",
