@@ -16,7 +16,7 @@ def serve(
     ] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="on the loopback interface; 0 takes a free one")] = 8000,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
-    tp: Annotated[int, typer.Option(min=1, help="simulated ranks (oracle and plain)")] = 1,
+    tp: Annotated[int, typer.Option(min=1, help="simulated ranks; on a GPU for oracle and plain only")] = 1,
     context: Annotated[
         int | None,
         typer.Option(min=2, help="tokens of a request at most, generated ones included; by default all positions"),

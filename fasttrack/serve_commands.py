@@ -26,10 +26,10 @@ def serve(
         raise UserError(f"no backend is called {backend!r}", f"known: {', '.join(Backend)}")
     if prompt_scores not in (None, "prefill", "decode"):
         raise UserError(f"--prompt-scores {prompt_scores!r}", "name prefill or decode")
-    if tp > 1 and backend in _DECODE_ONLY:
-        raise UserError(f"backend {backend} serves one rank", "leave --tp out, or serve the plain path")
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
+    if tp > 1 and backend in _DECODE_ONLY and device != "cpu":
+        raise UserError(f"backend {backend} serves one rank on a GPU", "leave --tp out, or add --device cpu")
     manifest = model_dir.load(model)
     contract = manifest.manifest.model.contract
     setup = Setup(

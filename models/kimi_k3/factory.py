@@ -1,8 +1,7 @@
 """What the manifest names: how the decode path is reached from outside of this directory.
 
-`Decoder` (an engine's way in, see decode.py); `part`: some places of the step on tensors that somebody else owns, which
-is how the path is measured and compared piece by piece; `small`: the decoder of a model of other sizes, which is how
-whole models are checked.
+`Decoder` (an engine's way in, see decode.py), and `part`: some places of the step on tensors that somebody else owns,
+which is how the path is measured and compared piece by piece.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Mapping
@@ -20,12 +19,9 @@ from .launcher import ServingContext, hardware
 from .memory import Memory
 from .schedule import schedule
 from .shape import PUBLISHED, Shape
-from .small import constants, rows_of, small
 from .tensors import STATIC, Rank
 
-__all__ = [
-    "Decoder", "Directory", "Part", "ServingContext", "constants", "hardware", "part", "rows_of", "small",
-]  # fmt: skip
+__all__ = ["Decoder", "Directory", "Part", "ServingContext", "hardware", "part"]
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,14 @@
 """The model directory's own decode path over a small checkpoint; prompts are the plain path's, as in an engine.
 
-Both work on the same pools. Without a GPU the kernels are interpreted (this process was started for that), which takes
-seconds a token; with one they are compiled and launched.
+Both work on the same pools. Without a GPU the kernels are interpreted (this process was started for that), for one rank
+or for simulated ones, which takes seconds a token; with one they are compiled and launched.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path as FilePath
+from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,6 +20,8 @@ from .paths import Backend, Setup
 from .small import small_model
 
 _CARDS = {(9, 0): "h200", (10, 3): "gb300"}
+Step = Callable[[Mapping[str, Tensor]], Tensor]
+"""A row's embedding, slots, page_table and lengths -> logits [1, vocabulary]"""
 
 
 class Specialised:
@@ -28,22 +33,14 @@ class Specialised:
             raise UserError("no model directory is named", "give the directory whose decode path is served")
         self.plain = small_model(setup.model).path(setup.model_copy(update={"backend": Backend.PLAIN}))
         factory, directory = load(setup.directory)
-        if not hasattr(factory, "small"):
-            raise UserError(f"{setup.directory}: its decode path has fixed sizes", "give its factory `small`")
-        _resize(factory.constants(self.plain.text_config), directory)
-        context, facts = _context(setup, factory)
-        self._factory = factory
         try:
-            self.decoder = factory.small(
-                self.plain.text_config, self.plain.ranks[0], directory, context, device=setup.device, **facts
-            )
-            self.decoder.bind(self.plain.caches(), self.plain.state.pages.shape[1])
+            self._step, calls = (_interpreted if setup.device == "cpu" else _on_gpu)(self.plain, factory, directory)
         except ValueError as error:
             what = f"the decode path cannot serve this checkpoint: {error}"
             raise UserError(what, "serve --backend plain") from error
-        self._calls = Counter(call.op for call in self.decoder.executors[1].calls)
+        self._calls = Counter(call.op for call in calls)
         self.launches: Counter[str] = Counter()
-        files = {path.relative_to(setup.directory).as_posix(): path.read_bytes() for path in _sources(setup)}
+        files = {path.relative_to(setup.directory).as_posix(): path.read_bytes() for path in _sources(setup.directory)}
         interpreted = ", interpreted" if setup.device == "cpu" else ""
         self.card = self.plain.card.model_copy(
             update={
@@ -62,50 +59,61 @@ class Specialised:
         return self.plain.prefill(session, tokens)
 
     def decode(self, session: int, token: int) -> Tensor:
-        """As `Path`."""
-        step, inputs = self._factory.rows_of(**self.plain.row(session, token))
-        plan = self.decoder.plan(step)
-        if hasattr(plan, "why"):
-            raise RuntimeError(f"the decode path leaves a step of one token to the stock path: {plan.why}")
-        logits = self.decoder.run(plan, inputs)
+        """As `Path`. The launches that it counts are those of every rank."""
+        logits = self._step(self.plain.row(session, token))
         self.plain.moved_on(session)
         self.launches.update(self._calls)
         return logits.float()[:, : self.card.vocabulary].cpu().contiguous()
 
 
-def _resize(constants: Mapping[str, Mapping[str, float]], directory) -> None:
-    """Gives kernels the small model's sizes, in this process and for good."""
-    for file, values in constants.items():
-        module = directory.kernel(file)
-        for name, value in values.items():
-            if not hasattr(module, name):
-                raise UserError(f"{file} has no constant {name}", "correct the sizes that the model directory names")
-            setattr(module, name, value)
+def _interpreted(plain: Any, factory: ModuleType, directory: Any) -> tuple[Step, Sequence[Any]]:
+    """The step of all ranks, and its calls."""
+    from ..numerics.whole_model.simulated_ranks import Group
+
+    group = Group(
+        factory, directory, plain.ranks, plain.caches(), pages=plain.state.pages.shape[1], buckets=(1,),
+        **plain.kernel_sizes(),
+    )  # fmt: skip
+    plan = group.plan((1,))
+    if not group.runs_here(plan):
+        raise ValueError(f"it leaves a step of one token to the stock path: {plan.why}")
+    calls = [call for decoder in group.ranks for call in decoder.executors[1].calls]
+    return (lambda row: group.step(plan, **row).logits), calls
 
 
-def _context(setup: Setup, factory) -> tuple[object, dict]:
-    """What kernels are launched with, and what the decoder is told of the device."""
-    if setup.device == "cpu":
-        from ..judge.interpreter.serving import InterpretingContext
+def _on_gpu(plain: Any, factory: ModuleType, directory: Any) -> tuple[Step, Sequence[Any]]:
+    """The step of one rank, and its calls."""
+    from ..numerics.whole_model.simulated_ranks import resize
 
-        context = InterpretingContext()
-        capability = divmod(context.hardware.capability, 10)
-        card, multiprocessors = context.hardware.name, context.hardware.multiprocessors
-        return context, {"card": card, "capability": capability, "multiprocessors": multiprocessors}
-    capability = torch.cuda.get_device_capability(setup.device)
+    capability = torch.cuda.get_device_capability()
     if capability not in _CARDS:
         known = ", ".join(f"{name} ({major}.{minor})" for (major, minor), name in _CARDS.items())
         raise UserError(
             f"compute capability {'.'.join(map(str, capability))}; there are kernels for {known}",
             "serve --backend plain here, or --device cpu",
         )
-    hardware = factory.hardware(_CARDS[capability])
-    facts = {"card": hardware.name, "capability": capability, "multiprocessors": hardware.multiprocessors}
-    return factory.ServingContext(hardware, {}), facts
+    given, card = plain.kernel_sizes(), _CARDS[capability]
+    resize(directory, given["constants"])
+    environment, plans, decode = (directory.kernel(f"{name}.py") for name in ("environment", "plan", "decode"))
+    hardware, shape = factory.hardware(card), factory.Shape(**given["sizes"])
+    tables = {
+        op: ({"hardware": card, "tp": 1, "rows": [1, 1], "kernel": f"kernels/{op}.py", "config": dict(config),
+              "basis": "modelled"},)
+        for op, config in given["configurations"].items()
+    }  # fmt: skip
+    small = type(directory)((environment.Claim(card, 1, (1, 1), 1),), tables, directory.kernel, directory.sources)
+    here = environment.Environment(card, capability, hardware.multiprocessors, 1, shape)
+    decoder = factory.Decoder(
+        plain.ranks[0], here, small, factory.ServingContext(hardware, directory.sources), shape=shape, buckets=(1,)
+    )
+    (caches,) = plain.caches()
+    decoder.bind(caches, plain.state.pages.shape[1])
+    plan = decoder.plan(plans.Step((1,)))
+    return (lambda row: decoder.run(plan, decode.Inputs(**row))), decoder.executors[1].calls
 
 
-def _sources(setup: Setup):
-    return sorted(path for path in setup.directory.rglob("*.py") if "__pycache__" not in path.parts)
+def _sources(directory: FilePath) -> list[FilePath]:
+    return sorted(path for path in directory.rglob("*.py") if "__pycache__" not in path.parts)
 
 
 def _triton() -> str:

@@ -59,7 +59,8 @@ def test_oracle_ranks_and_kernels_serve_the_same_model(weights):
         (("--backend", "fast"), "no backend is called 'fast'"),
         (("--checkpoint", "/nowhere"), "no checkpoint of the nano model"),
         (("--context", "4096"), "2048 positions"),
-        (("--backend", "latency_specialized", "--tp", "2"), "serves one rank"),
+        (("--backend", "latency_specialized", "--tp", "2", "--device", "cuda"), "serves one rank"),
+        (("--backend", "stock"), "needs a CUDA GPU"),
         (("--tp", "3"), "split"),
     ],
 )

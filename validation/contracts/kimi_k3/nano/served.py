@@ -1,6 +1,5 @@
 """The nano model as something that speaks: its symbols, its checkpoint, and its oracle, plain and stock paths."""
 
-import json
 import platform
 from collections import Counter
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from ....errors import UserError
 from ....generation.paths import Backend, Card, Setup
 from ....records import digest_files, sha256
 from ..layer_weights import ModelWeights, Shard
+from ..numerics import kernel_sizes
 from ..step.model import Model
 from ..step.precision import EXACT, PUBLISHED, Precision
 from ..step.state import Batch, KdaCache, State
@@ -93,18 +93,21 @@ class Plain:
         """Logits of a decode step of one token; it leaves the state behind the token as a candidate."""
         return self.model.decode(batch, self.state)
 
-    @property
-    def text_config(self) -> dict[str, Any]:
-        """Sizes as the checkpoint's `config.json` has them."""
-        return json.loads((self._setup.checkpoint / CONFIG_FILE).read_text("utf-8"))["text_config"]
-
-    def caches(self) -> dict[int, dict[str, Tensor]]:
-        """The first rank's pools by layer, by the names that ops have for them."""
-        names = {"conv": "conv_state", "recurrent": "recurrent_state", "rows": "cache"}
+    def kernel_sizes(self) -> dict[str, Any]:
+        """What a model directory's kernels are given instead of the published sizes."""
+        of = self.architecture
         return {
-            layer: {names[name]: tensor for name, tensor in vars(cache).items()}
-            for layer, cache in self.state.ranks[0].items()
-        }
+            "sizes": kernel_sizes.sizes(of), "constants": kernel_sizes.constants(of),
+            "configurations": kernel_sizes.configurations(of, len(self.ranks)),
+        }  # fmt: skip
+
+    def caches(self) -> list[dict[int, dict[str, Tensor]]]:
+        """Every rank's pools by layer, by the names that ops have for them."""
+        names = {"conv": "conv_state", "recurrent": "recurrent_state", "rows": "cache"}
+        return [
+            {layer: {names[name]: tensor for name, tensor in vars(cache).items()} for layer, cache in rank.items()}
+            for rank in self.state.ranks
+        ]
 
     def row(self, session: int, token: int) -> dict[str, Tensor]:
         """What a decode path that works in place is given for one token of a session."""
