@@ -25,8 +25,29 @@ def validate(
     ] = None,
     tp: Annotated[str, typer.Option("--tp", metavar="N,...", help="numerics: simulated ranks")] = "1,8,16",
     tokens: Annotated[
-        int, typer.Option(min=8, max=1_000_000, help="numerics: tokens decoded teacher-forced; all else follows from it")
-    ] = 64,
+        str,
+        typer.Option(
+            metavar="N|FILE", help="numerics: tokens decoded teacher-forced, all else follows from it; between servers a "
+            'file of prompts, {"id": ..., "tokens": [...]} a line',
+        ),
+    ] = "64",
+    stock_url: Annotated[
+        str | None, typer.Option(metavar="URL", help="numerics between servers: one that runs the stock path")
+    ] = None,
+    candidate_url: Annotated[str | None, typer.Option(metavar="URL", help="one that runs the candidate")] = None,
+    oracle_url: Annotated[
+        str | None, typer.Option(metavar="URL", help="one that computes in float64: both are held against it")
+    ] = None,
+    control_url: Annotated[
+        list[str] | None,
+        typer.Option(metavar="URL", help="another build of the stock path, for the noise; may be repeated"),
+    ] = None,
+    declare: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help='what servers do not say: JSON {"stock": {"dtype": "bfloat16", ...}, ...}'),
+    ] = None,
+    top: Annotated[int, typer.Option(min=2, max=10_000, help="between servers: candidates of each token")] = 8,
+    piece: Annotated[int, typer.Option(min=1, help="between servers: tokens that are kept at a time")] = 4096,
     replicas: Annotated[int, typer.Option(min=2, max=16, help="numerics: runs of the stock path again (A/A)")] = 3,
     steps: Annotated[int, typer.Option(min=1, help="numerics: decode steps of the long state")] = 1000,
     context: Annotated[int, typer.Option(min=256, help="numerics: tokens of the long attention")] = 4096,
@@ -55,6 +76,9 @@ def validate(
     Example: `fasttrack validate kimi_k3 --stage numerics --faults`
 
     Example: `fasttrack validate kimi_k3 --stage numerics --out DIR --recompute --json`
+
+    Between two servers that speak vLLM's or SGLang's interface; exit 2 where they cannot be compared:
+    `fasttrack validate kimi_k3 --stage numerics --stock-url http://a:8000 --candidate-url http://b:8000 --tokens FILE`
     """
     from . import validate_commands
 

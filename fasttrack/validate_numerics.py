@@ -17,13 +17,15 @@ from fasttrack_validation.numerics.whole_model.findings import Result
 from fasttrack_validation.numerics.whole_model.plan import Settings
 from fasttrack_validation.numerics.whole_model.scenario import RungName
 
-from . import model_dir, storage, validate_text
+from . import model_dir, storage, validate_servers, validate_text
 
 CODES = {Result.PASS: 0, Result.FAIL: 1, Result.INCONCLUSIVE: 3}
 
 
 def run(model: str, options: Mapping[str, Any]) -> NoReturn:
     """Runs what is not kept yet, shows what follows, and ends with the verdict's exit code."""
+    if validate_servers.meant(options):
+        validate_servers.run(model, options)
     out = options["out"] or storage.home() / "validate" / model / _folder(options)
     if options["recompute"]:
         if options["faults"] or options["fresh"]:
@@ -65,8 +67,15 @@ def _settings(options: Mapping[str, Any]) -> Settings:
         raise UserError(f"there is no candidate {candidate!r}", "write specialised, plain:twin or plain:FAULT")
     return Settings(
         candidate=candidate, rungs=tuple(rung for rung in RungName if rung in rungs), tps=tps,
-        **{name: options[name] for name in ("tokens", "replicas", "seed", "steps", "context")},
+        **{name: options[name] for name in ("replicas", "seed", "steps", "context")},
+        tokens=_count(options["tokens"]),
     )  # fmt: skip
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and 8 <= int(text) <= 1_000_000):
+        raise UserError(f"--tokens {text}", "give a number from 8 to 1000000; a file goes with --stock-url")
+    return int(text)
 
 
 def _checkpoint(named: Path | None) -> Path:
