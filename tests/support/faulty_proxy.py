@@ -14,8 +14,8 @@ Change = Callable[[dict], dict]
 class Proxy:
     """Use as a context manager. `faults` are taken by POST requests in turn, one each; then all is well.
 
-    A fault is a status, "half" (the connection ends within the body), "html", "nothing" (it ends before any answer), "fine",
-    or a Change. `always` is a Change of every answer to a path, by path.
+    A fault is a status, "half" (the connection ends within the body), "html", "nothing" (it ends before any answer),
+    "fine", or a Change. `always` is a Change of every answer to a path, by path.
     """
 
     def __init__(

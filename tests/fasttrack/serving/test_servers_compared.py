@@ -16,9 +16,10 @@ pytestmark = pytest.mark.slow
 PROMPTS = {"sum": "add 12 34\n2+4+0=6c0\n1+3+0=4c0\n=46\n", "prose": "Ada has a red ball and a cat.\n" * 2}
 
 
-def build(place, old="", new=""):
-    """A tree of the packages as another build, with `old` replaced in the file that is `new`'s key."""
-    for room, package in (("fasttrack", "fasttrack"), ("validation", "fasttrack_validation"), ("models", "fasttrack_models")):
+def build(place):
+    """A tree of the packages: another build, once something in it is replaced."""
+    rooms = {"fasttrack": "fasttrack", "validation": "fasttrack_validation", "models": "fasttrack_models"}
+    for room, package in rooms.items():
         shutil.copytree(served.ROOT / room, place / package, ignore=shutil.ignore_patterns("__pycache__", "checkpoint"))
     return place
 
@@ -37,10 +38,12 @@ def servers(tmp_path_factory):
     place = tmp_path_factory.mktemp("builds")
     weights = served.checkpoint(place / "checkpoint")
     twin = replaced(build(place / "twin"), "generation/engine.py", "PART = 256", "PART = 256  # unchanged")
-    # The latent norm's epsilon of the mixture, a thousand times too large.
+    # The output gates of two heads exchanged.
+    gate = 'step.projected["g"].sigmoid().unflatten(1, (self.shard.heads, -1))'
     wrong = replaced(
-        build(place / "wrong"), "contracts/kimi_k3/step/situ.py", "torch.tanh(gate / ", "torch.tanh(1.02 * gate / "
-    )
+        build(place / "wrong"), "contracts/kimi_k3/kda_decode/oracle.py", gate,
+        gate + "[:, [1, 0, *range(2, self.shard.heads)]]",
+    )  # fmt: skip
     common = ("--checkpoint", str(weights), "--context", "256", "--sessions", "4")
     with served.serving(*common) as stock, served.serving(*common, tree=twin) as twin:
         with served.serving(*common, tree=wrong) as wrong, served.serving(*common, "--backend", "oracle") as oracle:
@@ -79,7 +82,8 @@ def test_identical_arithmetic_passes_a_fault_is_seen_and_one_build_is_refused(se
     # The same from the records alone.
     code, again, _ = run(urls["stock"], urls["twin"], "--recompute")
     assert code == 0 and {**again, "out": ""} == {**said, "out": ""}
-    code, said, _ = run(urls["stock"], urls["wrong"], "--oracle-url", urls["oracle"], "--control-url", urls["ranks"], out="w")
+    others = ("--oracle-url", urls["oracle"], "--control-url", urls["ranks"])
+    code, said, _ = run(urls["stock"], urls["wrong"], *others, out="w")
     assert code == 1 and said["result"] == "fail" and said["reference"] == "oracle", said["text"]
     # Without anything that shows noise the difference is seen, and nobody says that it is a fault.
     code, said, _ = run(urls["stock"], urls["wrong"], out="n")

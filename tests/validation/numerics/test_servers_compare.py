@@ -98,7 +98,8 @@ def test_an_oracle_decides_medians_even_where_the_stock_server_repeats_itself():
 def test_divergence_and_margins_by_hand():
     """Two candidates of probability 1/2 against 1/4 and 3/4: KL is ln(2/sqrt 3), the margin moves by ln 3."""
     half, quarter = np.log(0.5), np.log(0.25)
-    tops = {"stock": [{1: half, 2: half}], "again-1": [{1: half, 2: half}], "candidate": [{1: quarter, 2: np.log(0.75)}]}
+    even = [{1: half, 2: half}]
+    tops = {"stock": even, "again-1": even, "candidate": [{1: quarter, 2: np.log(0.75)}]}
     one = Scores(("a",), np.array([1]), np.array([2]), {
         "stock": np.array([half]), "again-1": np.array([half]), "candidate": np.array([np.log(0.75)]),
     }, tops)  # fmt: skip

@@ -95,7 +95,9 @@ def test_answers_without_all_that_was_asked_for_are_refused(what):
     assert refused.value.reason == reason
 
 
-@given(st.recursive(st.none() | st.integers() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)))
+@given(
+    st.recursive(st.none() | st.integers() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner))
+)
 def test_whatever_else_comes_is_no_answer(body):
     for form in Form:
         with pytest.raises((Unreadable, Refused)):
