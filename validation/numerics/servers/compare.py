@@ -20,6 +20,8 @@ from .journal import Piece
 
 ORACLE, STOCK, CANDIDATE = "oracle", "stock", "candidate"
 WORST = 10
+_EASY = 0.1
+"""Of the usual noise: as in whole_model"""
 _NO_NOISE = (
     "the stock server repeats itself to the last bit, and nothing else says what noise is: name --oracle-url or "
     "--control-url"
@@ -101,13 +103,16 @@ def judged(of: Scores) -> ServersVerdict:
         np.array_equal(of.log_probs[arm], of.log_probs[STOCK]) and of.tops[arm] == of.tops[STOCK] for arm in noise
     )
     silent = deterministic and reference == STOCK
+    usual = _usual(of.tops[reference], [of.tops[arm] for arm in noise])
     checks, spreads = [], []
     for band in BANDS:
         inside = (of.positions >= band[0]) & (of.positions < (band[1] or np.inf))
         for name, columns in (("log_prob", change), ("divergence", diverged)):
             if inside.any():
                 cut = {arm: column[inside] for arm, column in columns.items()}
-                checks += _held(of, np.flatnonzero(inside), band_name(band), name, cut, noise, deterministic, silent)
+                scale = usual[inside] if name == "log_prob" else None
+                rows = np.flatnonzero(inside)
+                checks += _held(of, rows, band_name(band), name, cut, noise, scale, deterministic, silent)
                 spreads += [_spread(name, band_name(band), arm, column) for arm, column in cut.items()]
     flips, check = _flips(of, best, margin, moved, noise, silent)
     checks.append(check)
@@ -123,7 +128,7 @@ def judged(of: Scores) -> ServersVerdict:
 
 def _held(
     of: Scores, rows: np.ndarray, band: str, name: str, columns: Mapping[str, np.ndarray], noise: Sequence[str],
-    deterministic: bool, silent: bool,
+    scale: np.ndarray | None, deterministic: bool, silent: bool,
 ) -> list[Check]:  # fmt: skip
     """Median, p99.9 and maximum of one metric in one band."""
     own, others = columns[CANDIDATE], {arm: columns[arm] for arm in noise}
@@ -139,7 +144,7 @@ def _held(
         state = Result.PASS if tail <= RATIO * each else Result.INCONCLUSIVE if silent else Result.FAIL
         told = f"{name}, {band}: p99.9 is {tail:.3g}, of the noise {each:.3g}"
         found.append(_check(f"{name}, p99.9", band, state, own, tail, each, RATIO * each, told, silent))
-    top = largest(own, others) if len(others) > 1 and not deterministic else None
+    top = largest(own, others, scale) if len(others) > 1 and not deterministic else None
     at_most = max(float(column.max()) for column in others.values())
     if top is None:  # one sample of noise says nothing of its tail
         row, state = int(own.argmax()), Result.PASS if own.max() <= RATIO * at_most else Result.INCONCLUSIVE
@@ -188,6 +193,16 @@ def _flips(
     check = _check("top-1 flips beyond the noise", "all", result, margin, len(bugs), 0, 0, told, silent)
     where = Where(unit=of.prompts[bugs[0]], position=int(of.positions[bugs[0]])) if len(bugs) else None
     return flips, check.model_copy(update={"where": where})
+
+
+def _usual(reference: list[dict[int, float]], others: Sequence[list[dict[int, float]]]) -> np.ndarray:
+    """[tokens]: the noise's root mean square over all candidates of a token, which one score may hit by luck; a tenth
+    of the usual one at least."""
+    found = np.array([
+        np.sqrt(np.mean([(top[token] - row[token]) ** 2 for top in each for token in row if token in top] or [0.0]))
+        for row, *each in zip(reference, *others, strict=True)
+    ])  # fmt: skip
+    return found.clip(max(_EASY * float(np.median(found)), float(np.finfo(np.float32).tiny)))
 
 
 def _likeliest(top: dict[int, float]) -> int:
