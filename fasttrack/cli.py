@@ -13,7 +13,9 @@ import typer
 
 from fasttrack_validation.errors import UserError
 
-from . import claims_cli, decide_cli, evidence_cli, exam_cli, forge_cli, gate_cli, grid_cli, kit_cli, new_model_cli
+from . import (
+    claims_cli, decide_cli, evidence_cli, exam_cli, forge_cli, gate_cli, grid_cli, kit_cli, new_model_cli, serve_cli, validate_cli,
+)
 
 app = typer.Typer(
     name="fasttrack",
@@ -326,6 +328,8 @@ app.command()(decide_cli.decide)
 app.command()(forge_cli.export)
 app.command("new-model")(new_model_cli.new_model)
 app.command()(kit_cli.kit)
+app.command()(validate_cli.validate)
+app.command()(serve_cli.serve)
 
 
 @app.command()

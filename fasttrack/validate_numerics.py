@@ -1,0 +1,168 @@
+"""`fasttrack validate MODEL --stage numerics`: token by token in process, on the nano checkpoint."""
+
+import json
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NoReturn
+
+import typer
+
+from fasttrack_validation.errors import UserError
+from fasttrack_validation.numerics.whole_model import faulted
+from fasttrack_validation.numerics.whole_model import stage as ladder
+from fasttrack_validation.numerics.whole_model.findings import Result
+from fasttrack_validation.numerics.whole_model.plan import Settings
+from fasttrack_validation.numerics.whole_model.scenario import RungName
+
+from . import model_dir, storage, validate_servers, validate_text
+
+CODES = {Result.PASS: 0, Result.FAIL: 1, Result.INCONCLUSIVE: 3}
+
+
+def run(model: str, options: Mapping[str, Any]) -> NoReturn:
+    """Runs what is not kept yet, shows what follows, and ends with the verdict's exit code."""
+    if validate_servers.meant(options):
+        validate_servers.run(model, options)
+    out = options["out"] or storage.home() / "validate" / model / _folder(options)
+    if options["recompute"]:
+        if options["faults"] or options["fresh"]:
+            raise UserError("--recompute runs nothing", "leave out --faults and --fresh")
+        _show(ladder.judge(out), out, options)
+    directory = model_dir.load(model)
+    if options["fresh"]:
+        _clear(out)
+    settings = _settings(options)
+    checkpoint = _checkpoint(options["checkpoint"])
+    if options["faults"]:
+        _faults(settings, checkpoint, out, options)
+    stage = ladder.Stage(
+        _subject(model, directory, settings, checkpoint), out, checkpoint, _arms(model, directory, settings, checkpoint),
+        jobs=options["jobs"],
+    )  # fmt: skip
+    with storage.writing(out), _progress(options["as_json"]) as say:
+        verdict = stage.run(say)
+    _show(verdict, out, options)
+
+
+def _folder(options: Mapping[str, Any]) -> str:
+    return "numerics-faults" if options["faults"] else "numerics-" + options["candidate"].replace(":", "-")
+
+
+def _settings(options: Mapping[str, Any]) -> Settings:
+    known = [rung.value for rung in RungName]
+    rungs = tuple(options["rung"] or known)
+    if odd := [rung for rung in rungs if rung not in known]:
+        raise UserError(f"there is no rung {odd[0]!r}", f"the rungs are {', '.join(known)}")
+    try:
+        tps = tuple(int(part) for part in options["tp"].split(","))
+    except ValueError as error:
+        raise UserError(f"--tp {options['tp']} is no list of numbers", "write --tp 1,8,16") from error
+    if odd_tps := [tp for tp in tps if tp not in (1, 2, 4, 8, 16)]:
+        raise UserError(f"the nano model cannot be split over {odd_tps[0]} ranks", "use 1, 2, 4, 8, 16")
+    candidate = options["candidate"]
+    if candidate != "specialised" and not candidate.startswith("plain:"):
+        raise UserError(f"there is no candidate {candidate!r}", "write specialised, plain:twin or plain:FAULT")
+    return Settings(
+        candidate=candidate, rungs=tuple(rung for rung in RungName if rung in rungs), tps=tps,
+        **{name: options[name] for name in ("replicas", "seed", "steps", "context")},
+        tokens=_count(options["tokens"]),
+    )  # fmt: skip
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and 8 <= int(text) <= 1_000_000):
+        raise UserError(f"--tokens {text}", "give a number from 8 to 1000000; a file goes with --stock-url")
+    return int(text)
+
+
+def _checkpoint(named: Path | None) -> Path:
+    from fasttrack_validation.contracts.kimi_k3.numerics import material
+
+    return material.checkpoint(named)
+
+
+def _subject(model: str, directory: model_dir.ModelDirectory, settings: Settings, checkpoint: Path) -> ladder.Subject:
+    from fasttrack_validation.contracts.kimi_k3.numerics import material
+
+    specialised = settings.candidate == "specialised"
+    harness = ladder.harness_digest()
+    return ladder.Subject(
+        model=model, checkpoint=material.digest(checkpoint), settings=settings, harness=harness,
+        candidate=ladder.directory_digest(directory.path) if specialised else harness,
+    )  # fmt: skip
+
+
+def _arms(model: str, directory: model_dir.ModelDirectory, settings: Settings, checkpoint: Path):
+    """What gives a specialised path of some TP; None where the candidate is a PyTorch path."""
+    if settings.candidate != "specialised":
+        return None
+    from fasttrack_validation.numerics.whole_model.specialised import Specialised
+
+    contract = directory.manifest.model.contract
+    return lambda tp: Specialised(contract, directory.path, checkpoint, tp)
+
+
+def _clear(out: Path) -> None:
+    """Removes a run's records, and nothing else."""
+    if not out.exists():
+        return
+    if any(out.iterdir()) and not (out / ladder.MANIFEST).exists() and not list(out.glob("*.jsonl.gz")):
+        raise UserError(f"{out} holds something else than records", "name a directory of its own with --out")
+    shutil.rmtree(out)
+
+
+def _faults(settings: Settings, checkpoint: Path, out: Path, options: Mapping[str, Any]) -> NoReturn:
+    with storage.writing(out), _progress(options["as_json"]) as say:
+        table = faulted.table(settings, checkpoint, out, say=say)
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "faults.json").write_text(table.canonical_json() + "\n", "utf-8")
+    if options["as_json"]:
+        print(json.dumps({"holds": table.holds, **table.model_dump(mode="json")}))
+    else:
+        validate_text.faults(table)
+    raise typer.Exit(0 if table.holds else 1)
+
+
+def _show(verdict: ladder.StageVerdict, out: Path, options: Mapping[str, Any]) -> NoReturn:
+    drawn = []
+    if options["plot"] is not None:
+        from . import validate_plot
+
+        drawn = validate_plot.draw(out, options["plot"])
+    if options["as_json"]:
+        shown = {"out": str(out), "digest": verdict.digest(), "figures": [str(path) for path in drawn]}
+        print(json.dumps({**shown, "verdict": verdict.model_dump(mode="json")}))
+    else:
+        validate_text.verdict(verdict, ladder.worst(out), out, drawn)
+    raise typer.Exit(CODES[verdict.result])
+
+
+@contextmanager
+def _progress(quiet: bool) -> Iterator[ladder.Say]:
+    """A line for each unit that runs, on standard error, where that is a terminal; else a line for each that is done."""
+    if quiet:
+        yield lambda unit, done, of: None
+        return
+    if not sys.stderr.isatty():
+        def line(unit: str, done: int, of: int) -> None:
+            if of:
+                print(f"done: {unit}", file=sys.stderr, flush=True)
+
+        yield line
+        return
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TextColumn("{task.completed} done"), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        tasks: dict[str, Any] = {}
+
+        def step(unit: str, done: int, of: int) -> None:
+            if unit not in tasks:
+                tasks[unit] = bar.add_task(unit, total=None)
+            bar.update(tasks[unit], completed=done, visible=not of)
+
+        yield step

@@ -1,0 +1,73 @@
+"""`fasttrack validate --stage numerics`: runs, goes on, computes anew, refuses."""
+
+import json
+
+import pytest
+from fasttrack.cli import run
+
+SMALL = ["--tokens", "8", "--tp", "1", "--replicas", "2", "--jobs", "1"]
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("FASTTRACK_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("COLUMNS", "220")
+    return tmp_path
+
+
+def validate(*arguments: str) -> int:
+    return run(["validate", "kimi_k3", "--stage", "numerics", *arguments])
+
+
+@pytest.mark.slow
+def test_an_honest_path_passes_a_rung_and_its_records_give_the_same_verdict_again(home, capsys):
+    pytest.importorskip("matplotlib")
+    wanted = ["--candidate", "plain:twin", "--rung", "greedy", "--out", str(home / "out"), *SMALL]
+    # The other rungs were not asked for: that is no pass.
+    assert validate(*wanted, "--json") == 3
+    first = json.loads(capsys.readouterr().out)
+    (rung,) = first["verdict"]["rungs"]
+    assert (rung["rung"], rung["result"]) == ("greedy", "pass")
+    assert {row["reason"] for row in first["verdict"]["not_run"]} == {"not asked for"}
+    # Nothing is left to run, so this is quick; and nothing is run here at all.
+    assert validate(*wanted, "--json") == 3
+    assert json.loads(capsys.readouterr().out)["digest"] == first["digest"]
+    figures = home / "figures"
+    assert validate("--recompute", "--out", str(home / "out"), "--plot", str(figures), "--json") == 3
+    again = json.loads(capsys.readouterr().out)
+    assert again["digest"] == first["digest"]
+    assert sorted(path.name for path in figures.iterdir()) == [
+        "greedy-tp1-flips.svg", "greedy-tp1-layers.svg", "greedy-tp1-position.svg"
+    ]
+    assert validate("--recompute", "--out", str(home / "out")) == 3
+    text = capsys.readouterr().out
+    assert "noise (A/A)" in text and "NOT RUN" in text and "Tokens that the candidate changes most" in text
+    # Another setting must not go on with these records.
+    assert validate(*wanted, "--seed", "1") == 2
+    assert "another subject (settings differ)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--rung", "sixth"], "the rungs are op, teacher_forced"), (["--tp", "3"], "use 1, 2, 4, 8, 16"),
+        (["--tp", "a"], "write --tp 1,8,16"), (["--candidate", "mine"], "write specialised, plain:twin"),
+        (["--checkpoint", "/nowhere"], "name the `checkpoint` directory"),
+        (["--recompute", "--out", "/nowhere"], "name the --out of one"), (["--recompute", "--faults"], "leave out --faults"),
+    ],
+)  # fmt: skip
+def test_wrong_usage_says_what_to_do(home, capsys, arguments, says):
+    assert validate(*arguments) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_an_unknown_stage_is_refused(home, capsys):
+    assert run(["validate", "kimi_k3", "--stage", "vibes"]) == 2
+    assert "the stages are numerics" in capsys.readouterr().err
+
+
+def test_only_records_are_cleared(home, capsys):
+    (home / "out").mkdir()
+    (home / "out" / "thesis.tex").write_text("years of work")
+    assert validate("--fresh", "--out", str(home / "out"), *SMALL) == 2
+    assert (home / "out" / "thesis.tex").exists()

@@ -1,0 +1,149 @@
+"""Verdicts from made-up records: equal noise passes; each kind of error fails, and its place is named."""
+
+import numpy as np
+import pytest
+import token_records
+import torch
+from fasttrack_validation.numerics.whole_model import findings, side_by_side, table
+from fasttrack_validation.numerics.whole_model.findings import Result
+from fasttrack_validation.numerics.whole_model.tokens import CANDIDATE, ORACLE, STOCK
+from token_records import LAYERS
+
+
+def verdict(**made):
+    return findings.judged([token_records.unit(**made)])
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_equal_noise_passes(seed):
+    found = verdict(seed=seed)
+    assert found.result is Result.PASS, [c for c in found.checks if c.result is not Result.PASS]
+    assert found.first is None
+
+
+def test_columns_are_what_torch_makes_of_the_logits():
+    unit = token_records.unit(count=5)
+    of = table.table([unit])
+    for row, token in enumerate(of.tokens):
+        exact = torch.from_numpy(table.decode(token.logits[ORACLE], wide=True))
+        own = torch.from_numpy(table.decode(token.logits[STOCK], wide=False))
+        assert torch.equal(own, own.bfloat16().double())
+        assert of.log_prob[STOCK][row] == pytest.approx(own.log_softmax(0)[token.target].item())
+        right = torch.nn.functional.kl_div(own.log_softmax(0), exact.log_softmax(0), log_target=True, reduction="sum")
+        assert of.divergence[STOCK][row] == pytest.approx(right.item(), rel=1e-6, abs=1e-12)
+        first, second = exact.topk(2).values
+        assert of.margin[row] == pytest.approx((first - second).item())
+
+
+def test_a_layer_that_is_worse_from_some_token_on_is_named_with_the_first_of_them():
+    def spoil(position, row, exact):
+        if position >= 70:
+            for layer in range(2, LAYERS):
+                row["streams"][CANDIDATE][layer] *= 30
+
+    found = verdict(spoil=spoil)
+    assert found.result is Result.FAIL
+    assert (found.first.layer, found.first.position) == (2, 70)
+
+
+def test_an_error_at_one_token_alone_is_found():
+    def spoil(position, row, exact):
+        if position == 41:
+            row["logits"][CANDIDATE] = row["logits"][CANDIDATE] + 0.5 * np.sin(np.arange(len(exact)))
+
+    found = verdict(spoil=spoil)
+    assert found.result is Result.FAIL and found.first.position == 41
+    assert {c.name for c in found.checks if c.result is Result.FAIL} >= {"logits, largest"}
+
+
+def test_everything_a_half_worse_is_found_by_the_median():
+    def spoil(position, row, exact):
+        row["logits"][CANDIDATE] = exact + 1.5 * (row["logits"][CANDIDATE] - exact)
+
+    found = verdict(spoil=spoil, count=300)
+    assert "logits, median" in {c.name for c in found.checks if c.result is Result.FAIL}
+
+
+@pytest.mark.parametrize(("margin", "result", "bugs"), [(0.002, Result.PASS, 0), (3.0, Result.FAIL, 1)])
+def test_a_flip_is_a_tie_or_a_bug_by_the_oracles_margin(margin, result, bugs):
+    def spoil(position, row, exact):
+        if position != 12:
+            return
+        order = np.argsort(-exact)
+        move = exact[order[0]] - exact[order[1]] - margin
+        exact[order[1]] += move
+        for path in row["logits"]:
+            row["logits"][path][order[1]] += move
+        own = row["logits"][CANDIDATE]
+        own[order[1]] = own[order[0]] + 0.1 if bugs else own[order[0]] + 0.005
+        for path in token_records.NOISE:
+            row["logits"][path][order[0]] = max(row["logits"][path][order[0]], row["logits"][path][order[1]] + 0.05)
+
+    found = verdict(spoil=spoil)
+    assert found.flips.bugs == bugs and found.flips.ties == (0 if bugs else found.flips.flips[CANDIDATE])
+    check = next(c for c in found.checks if c.name.startswith("top-1 flips"))
+    assert check.result is result
+    if bugs:
+        assert check.where.position == 12
+
+
+def test_other_experts_are_a_tie_within_the_noise_of_the_margin_and_a_bug_beyond_it():
+    def spoil(near):
+        def spoiled(position, row, exact):
+            if position == 33:
+                row["router"][ORACLE][1] = 1e-6 if near else 0.4
+                row["experts"][CANDIDATE].append(2)
+
+        return spoiled
+
+    assert verdict(spoil=spoil(True)).result is Result.PASS
+    found = verdict(spoil=spoil(False))
+    assert found.result is Result.FAIL and (found.first.layer, found.first.position) == (2, 33)
+
+
+def test_a_state_that_is_further_off_than_the_noise_is_named_by_layer_and_pool():
+    unit = token_records.unit()
+    unit.end.states[CANDIDATE]["0 1.recurrent_state"] *= 40
+    found = findings.judged([unit])
+    assert (found.first.layer, found.first.pool) == (1, "recurrent_state")
+
+
+def test_memory_that_nobody_owns_must_not_change():
+    unit = token_records.unit()
+    unit.end.touched[CANDIDATE] = ("3.recurrent of rank 0",)
+    found = findings.judged([unit])
+    assert found.result is Result.FAIL and found.first.layer == 3
+
+
+def test_logits_that_are_not_finite_fail():
+    def spoil(position, row, exact):
+        if position == 5:
+            row["logits"][CANDIDATE][3] = np.nan
+
+    found = verdict(spoil=spoil)
+    assert found.result is Result.FAIL and found.first.position == 5
+
+
+def test_each_of_several_candidates_is_judged_alone():
+    unit = token_records.unit()
+
+    def spoil(position, row, exact):
+        row["logits"][CANDIDATE] = exact + 1
+
+    other = token_records.unit(spoil=spoil)
+    steps = []
+    for one, two in zip(unit.steps, other.steps, strict=True):
+        merged = {
+            field: {**{p: v for p, v in getattr(one.tokens[0], field).items() if p != CANDIDATE},
+                    "candidate-good": getattr(one.tokens[0], field)[CANDIDATE],
+                    "candidate-bad": getattr(two.tokens[0], field)[CANDIDATE]}
+            for field in ("logits", "streams", "experts", "router")
+        }  # fmt: skip
+        steps.append(one.model_copy(update={"tokens": (one.tokens[0].model_copy(update=merged),)}))
+    both = unit.model_copy(update={"steps": tuple(steps), "end": None})
+    assert findings.judged([side_by_side.only(both, "good")]).result is Result.PASS
+    assert findings.judged([side_by_side.only(both, "bad")]).result is Result.FAIL
+
+
+def test_the_same_records_give_the_same_bytes():
+    assert verdict().canonical_json() == verdict().canonical_json()

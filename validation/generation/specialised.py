@@ -1,0 +1,122 @@
+"""The model directory's own decode path over a small checkpoint; prompts are the plain path's, as in an engine.
+
+Both work on the same pools. Without a GPU the kernels are interpreted (this process was started for that), for one rank
+or for simulated ones, which takes seconds a token; with one they are compiled and launched.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path as FilePath
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import UserError
+from ..performance.directory import load
+from ..records import digest_files
+from .paths import Backend, Setup
+from .small import small_model
+
+_CARDS = {(9, 0): "h200", (10, 3): "gb300"}
+Step = Callable[[Mapping[str, Tensor]], Tensor]
+"""A row's embedding, slots, page_table and lengths -> logits [1, vocabulary]"""
+
+
+class Specialised:
+    """As `Path`."""
+
+    def __init__(self, setup: Setup) -> None:
+        """Raises UserError for a GPU that no kernel is made for, or a directory without a decode path."""
+        if setup.directory is None:
+            raise UserError("no model directory is named", "give the directory whose decode path is served")
+        self.plain = small_model(setup.model).path(setup.model_copy(update={"backend": Backend.PLAIN}))
+        factory, directory = load(setup.directory)
+        try:
+            self._step, calls = (_interpreted if setup.device == "cpu" else _on_gpu)(self.plain, factory, directory)
+        except ValueError as error:
+            what = f"the decode path cannot serve this checkpoint: {error}"
+            raise UserError(what, "serve --backend plain") from error
+        self._calls = Counter(call.op for call in calls)
+        self.launches: Counter[str] = Counter()
+        files = {path.relative_to(setup.directory).as_posix(): path.read_bytes() for path in _sources(setup.directory)}
+        interpreted = ", interpreted" if setup.device == "cpu" else ""
+        self.card = self.plain.card.model_copy(
+            update={
+                "backend": Backend.LATENCY_SPECIALIZED, "decode": f"{setup.directory.name}'s kernels{interpreted}",
+                "sources": digest_files({**files, "validation": self.plain.card.sources.encode()}),
+                "libraries": {**self.plain.card.libraries, "triton": _triton()},
+            }
+        )  # fmt: skip
+
+    def open(self, session: int) -> None:
+        """As `Path`."""
+        self.plain.open(session)
+
+    def prefill(self, session: int, tokens: Sequence[int]) -> Tensor:
+        """As `Path`, by the plain path."""
+        return self.plain.prefill(session, tokens)
+
+    def decode(self, session: int, token: int) -> Tensor:
+        """As `Path`. The launches that it counts are those of every rank."""
+        logits = self._step(self.plain.row(session, token))
+        self.plain.moved_on(session)
+        self.launches.update(self._calls)
+        return logits.float()[:, : self.card.vocabulary].cpu().contiguous()
+
+
+def _interpreted(plain: Any, factory: ModuleType, directory: Any) -> tuple[Step, Sequence[Any]]:
+    """The step of all ranks, and its calls."""
+    from ..numerics.whole_model.simulated_ranks import Group
+
+    group = Group(
+        factory, directory, plain.ranks, plain.caches(), pages=plain.state.pages.shape[1], buckets=(1,),
+        **plain.kernel_sizes(),
+    )  # fmt: skip
+    plan = group.plan((1,))
+    if not group.runs_here(plan):
+        raise ValueError(f"it leaves a step of one token to the stock path: {plan.why}")
+    calls = [call for decoder in group.ranks for call in decoder.executors[1].calls]
+    return (lambda row: group.step(plan, **row).logits), calls
+
+
+def _on_gpu(plain: Any, factory: ModuleType, directory: Any) -> tuple[Step, Sequence[Any]]:
+    """The step of one rank, and its calls."""
+    from ..numerics.whole_model.simulated_ranks import resize
+
+    capability = torch.cuda.get_device_capability()
+    if capability not in _CARDS:
+        known = ", ".join(f"{name} ({major}.{minor})" for (major, minor), name in _CARDS.items())
+        raise UserError(
+            f"compute capability {'.'.join(map(str, capability))}; there are kernels for {known}",
+            "serve --backend plain here, or --device cpu",
+        )
+    given, card = plain.kernel_sizes(), _CARDS[capability]
+    resize(directory, given["constants"])
+    environment, plans, decode = (directory.kernel(f"{name}.py") for name in ("environment", "plan", "decode"))
+    hardware, shape = factory.hardware(card), factory.Shape(**given["sizes"])
+    tables = {
+        op: ({"hardware": card, "tp": 1, "rows": [1, 1], "kernel": f"kernels/{op}.py", "config": dict(config),
+              "basis": "modelled"},)
+        for op, config in given["configurations"].items()
+    }  # fmt: skip
+    small = type(directory)((environment.Claim(card, 1, (1, 1), 1),), tables, directory.kernel, directory.sources)
+    here = environment.Environment(card, capability, hardware.multiprocessors, 1, shape)
+    decoder = factory.Decoder(
+        plain.ranks[0], here, small, factory.ServingContext(hardware, directory.sources), shape=shape, buckets=(1,)
+    )
+    (caches,) = plain.caches()
+    decoder.bind(caches, plain.state.pages.shape[1])
+    plan = decoder.plan(plans.Step((1,)))
+    return (lambda row: decoder.run(plan, decode.Inputs(**row))), decoder.executors[1].calls
+
+
+def _sources(directory: FilePath) -> list[FilePath]:
+    return sorted(path for path in directory.rglob("*.py") if "__pycache__" not in path.parts)
+
+
+def _triton() -> str:
+    import triton
+
+    return triton.__version__

@@ -1,0 +1,329 @@
+"""What follows from the records of a rung: checks with their figures, and where the first thing is that is not right.
+
+Pure: records in, verdict out; the same records give the same bytes.
+"""
+
+from collections.abc import Iterable, Sequence
+from enum import StrEnum
+
+import numpy as np
+
+from ...records import Frozen
+from ..calibrate import MIN_POOLED
+from .calibration import RATIO, largest, poisson_tail, tail_limit, typical
+from .table import BANDS, Table, band_name, quantiles, table
+from .tokens import CANDIDATE, STOCK, UnitRecords
+
+UNLIKELY = 1e-5
+"""Probability below which a count of other experts is no accident"""
+
+
+class Result(StrEnum):
+    """Of a check, a rung, a run."""
+
+    PASS = "pass"
+    FAIL = "fail"
+    INCONCLUSIVE = "inconclusive"
+
+
+class Where(Frozen):
+    """A place in the model and in a stream."""
+
+    unit: str
+    layer: int | None = None
+    position: int | None = None
+    request: int | None = None
+    pool: str | None = None
+
+
+class Check(Frozen):
+    """One comparison with its figures."""
+
+    name: str
+    band: str
+    result: Result
+    values: int
+    candidate: float
+    noise: float
+    limit: float
+    message: str = ""
+    where: Where | None = None
+
+
+class Flips(Frozen):
+    """Tokens whose likeliest successor is not the oracle's."""
+
+    tokens: int
+    flips: dict[str, int]
+    """Path -> all of them"""
+    ties: int
+    """Of the candidate's: the oracle's margin lies within the noise"""
+    bugs: int
+    margin_limit: float
+    """How many times the noise of a token's logits the difference of two of them moves at most"""
+
+
+class Spread(Frozen):
+    """One metric of one path in one band of positions."""
+
+    metric: str
+    band: str
+    path: str
+    values: int
+    median: float
+    p999: float
+    maximum: float
+
+
+class RungVerdict(Frozen):
+    """What came of one rung at one TP."""
+
+    rung: str
+    tp: int
+    result: Result
+    tokens: int
+    checks: tuple[Check, ...]
+    flips: Flips | None = None
+    spreads: tuple[Spread, ...] = ()
+    first: Where | None = None
+    """Where the earliest thing is that is not right"""
+    text: str = ""
+
+
+def judged(units: Sequence[UnitRecords]) -> RungVerdict:
+    """The verdict of all units of one rung and TP."""
+    of, header = table(units), units[0].header
+    checks, spreads = [], []
+    for band in BANDS:
+        inside = (of.position >= band[0]) & (of.position < (band[1] or np.inf))
+        if inside.any():
+            part = of.where(inside)
+            checks += _band(part, band_name(band))
+            spreads += _spreads(part, band_name(band))
+    flips, flip_checks = _flips(of)
+    checks += [*flip_checks, *_states(units), *_touched(units)]
+    failed = [check for check in checks if check.result is Result.FAIL]
+    open_ = [check for check in checks if check.result is Result.INCONCLUSIVE]
+    result = Result.FAIL if failed else Result.INCONCLUSIVE if open_ else Result.PASS
+    first = place(failed)
+    return RungVerdict(
+        rung=header.rung, tp=header.tp, result=result, tokens=len(of.tokens), checks=tuple(checks), flips=flips,
+        spreads=tuple(spreads), first=first, text=(failed or open_ or [Check(
+            name="", band="", result=Result.PASS, values=0, candidate=0, noise=0, limit=0, message="within the noise"
+        )])[0].message,
+    )  # fmt: skip
+
+
+def place(failed: Iterable[Check]) -> Where | None:
+    """The earliest layer that a failed check names, and the first position there; else the first place named."""
+    named = [check.where for check in failed if check.where]
+    if not named:
+        return None
+    layered = [where for where in named if where.layer is not None]
+    if not layered:
+        return named[0]
+    layer = min(where.layer for where in layered)
+    here = [where for where in layered if where.layer == layer]
+    positions = [where for where in here if where.position is not None] or [w for w in named if w.position is not None]
+    best = min(positions, key=lambda w: w.position) if positions else here[0]
+    pool = next((where.pool for where in here if where.pool), None)
+    return best.model_copy(update={"layer": layer, "pool": pool})
+
+
+def _where(of: Table, row: int, layer: int | None = None) -> Where:
+    token = of.tokens[row]
+    return Where(unit=of.units[row], layer=layer, position=token.position, request=token.request)
+
+
+def _band(of: Table, band: str) -> list[Check]:
+    checks = [_finite(of, band)]
+    metrics = {
+        "logits": {path: np.sqrt(np.mean(of.errors[path] ** 2, -1)) for path in of.paths},
+        "log_prob": {path: of.change(path) for path in of.paths},
+        "divergence": of.divergence,
+    }
+    # Small changes d of logits change log p by d less its mean under p, and give KL = var_p(d) / 2.
+    noise = of.logit_noise()
+    certain = -np.expm1(of.log_prob["oracle"])
+    scales = {"log_prob": noise * certain.clip(1e-9), "divergence": noise**2 * of.spread.clip(1e-9) / 2}
+    for name, columns in metrics.items():
+        checks += _held(of, band, name, columns, None, scales.get(name))
+    checks += _p999(of, band)
+    for layer in range(of.streams[STOCK].shape[1]):
+        columns = {path: of.streams[path][:, layer] for path in of.paths}
+        checks += _held(of, band, f"stream behind layer {layer}", columns, layer)
+        if of.router["oracle"][:, layer].any():
+            columns = {path: of.router[path][:, layer] for path in of.paths}
+            checks += _held(of, band, f"router of layer {layer}", columns, layer, of.stream_noise(layer - 1))
+            checks += _experts(of, band, layer)
+    return checks
+
+
+def _finite(of: Table, band: str) -> Check:
+    bad = np.flatnonzero(~np.isfinite(of.errors[CANDIDATE]).all(-1))
+    return Check(
+        name="finite", band=band, result=Result.FAIL if len(bad) else Result.PASS, values=of.errors[CANDIDATE].size,
+        candidate=len(bad), noise=0, limit=0, where=_where(of, int(bad[0])) if len(bad) else None,
+        message=f"logits of {len(bad)} tokens are not finite" if len(bad) else "",
+    )  # fmt: skip
+
+
+def _held(
+    of: Table, band: str, name: str, columns: dict[str, np.ndarray], layer: int | None, scale: np.ndarray | None = None
+) -> list[Check]:  # fmt: skip
+    """Median and largest of one column; `scale` as in `largest`."""
+    noise = {path: columns[path] for path in of.noise}
+    own = np.minimum(columns[CANDIDATE], 1e30)
+    # Where a path went to other experts its error is another one's: those tokens are held by the router's margin.
+    # A router reads what the layers before it left.
+    settled = np.flatnonzero(of.settled(layer if layer is None or "router" not in name else layer - 1))
+    middle = typical(own, noise)
+    calm = {path: column[settled] for path, column in noise.items()}
+    top = largest(own[settled], calm, None if scale is None else scale[settled])
+    over = middle.exceeded
+    if over is None and name != "logits" and middle.equal:
+        # Some dozen medians of a few tokens each: one of them is off by chance. That of the logits has to hold.
+        over = False
+    result = Result.PASS if over is False else Result.FAIL if over else Result.INCONCLUSIVE
+    row = int(settled[top.first if top.first is not None else top.row]) if len(settled) else 0
+    where = _where(of, row, layer)
+    message = f"{name}: the median error is {middle.ratio:.3g} times that of equal runs of the stock path"
+    if over is None:
+        message += f", which {len(own)} tokens cannot tell from {RATIO}: run more tokens"
+    return [
+        Check(
+            name=f"{name}, median", band=band, result=result, values=len(own), candidate=middle.candidate,
+            noise=middle.noise, limit=RATIO * middle.noise, message=message if result is not Result.PASS else "",
+            where=where if result is Result.FAIL else None,
+        ),
+        Check(
+            name=f"{name}, largest", band=band, result=Result.FAIL if top.exceeded else Result.PASS, values=len(own),
+            candidate=top.quotient, noise=1.0, limit=top.limit, where=where if top.exceeded else None,
+            message=f"{name}: {top.quotient:.3g} times the noise of its token, beyond {top.limit:.3g}" if top.exceeded else "",
+        ),
+    ]  # fmt: skip
+
+
+def _p999(of: Table, band: str) -> list[Check]:
+    """p99.9 of all logits' errors, where there are enough of them."""
+    if of.errors[CANDIDATE].size < MIN_POOLED:
+        return []
+    own = quantiles(of.errors[CANDIDATE], (0.999,))[0]
+    each = [quantiles(of.errors[path], (0.999,))[0] for path in of.noise]
+    # Equal runs of the stock path differ among themselves; the largest of them is the stock path's own as well.
+    limit = RATIO * max(each)
+    row = int(np.argmax(of.errors[CANDIDATE].max(-1)))
+    fail = own > limit
+    return [
+        Check(
+            name="logits, p99.9", band=band, result=Result.FAIL if fail else Result.PASS,
+            values=of.errors[CANDIDATE].size, candidate=own, noise=max(each), limit=limit,
+            where=_where(of, row) if fail else None,
+            message=f"logits: p99.9 of the relative error is {own:.3g}, the limit {limit:.3g}" if fail else "",
+        )
+    ]  # fmt: skip
+
+
+def _experts(of: Table, band: str, layer: int) -> list[Check]:
+    """Other experts than the oracle's: ties where its margin lies within the noise, else bugs; and how many there are."""
+    own, margin = of.experts[CANDIDATE][:, layer], of.router["oracle"][:, layer]
+    before = of.settled(layer - 1) if layer else np.ones(len(own), bool)
+    scale = of.stream_noise(layer - 1) if layer else np.ones(len(own))
+    quotients = np.stack([of.router[path][before, layer] / scale[before] for path in of.noise])
+    limit = tail_limit(quotients, len(own))
+    mean = max(float(np.mean([of.experts[path][:, layer].sum() for path in of.noise])), 1.0)
+    count, bugs = int(own.sum()), np.flatnonzero(own & before & (margin / scale > limit))
+    many = poisson_tail(count, RATIO * mean) < UNLIKELY
+    message = ""
+    if len(bugs):
+        message = f"layer {layer} sends {len(bugs)} tokens to other experts though their margin is beyond {limit:.3g} times the noise"
+    elif many:
+        message = f"layer {layer} sends {count} tokens to other experts, equal runs of the stock path {mean:.3g}"
+    row = int(bugs[0]) if len(bugs) else int(np.argmax(own))
+    return [
+        Check(
+            name=f"experts of layer {layer}", band=band, result=Result.FAIL if message else Result.PASS,
+            values=len(own), candidate=count, noise=mean, limit=limit, message=message,
+            where=_where(of, row, layer) if message else None,
+        )
+    ]  # fmt: skip
+
+
+def _flips(of: Table) -> tuple[Flips, list[Check]]:
+    """Ties and bugs: a flip that the noise of two logits' difference explains, and one that it does not."""
+    scale = of.logit_noise()
+    noise = np.stack([of.margin_error[path] / scale for path in of.noise])
+    limit = tail_limit(noise, len(of.tokens))
+    oracle = of.top["oracle"]
+    flipped = {path: of.top[path] != oracle for path in of.paths}
+    bugs = np.flatnonzero(flipped[CANDIDATE] & (of.margin / scale > limit))
+    flips = Flips(
+        tokens=len(of.tokens), flips={path: int(mask.sum()) for path, mask in flipped.items()},
+        ties=int(flipped[CANDIDATE].sum()) - len(bugs), bugs=len(bugs), margin_limit=limit,
+    )  # fmt: skip
+    return flips, [
+        Check(
+            name="top-1 flips beyond the noise", band="all", result=Result.FAIL if len(bugs) else Result.PASS,
+            values=len(of.tokens), candidate=len(bugs), noise=0, limit=0,
+            where=_where(of, int(bugs[0])) if len(bugs) else None,
+            message=f"{len(bugs)} tokens flip although the oracle's margin is beyond {limit:.3g} times the noise" if len(bugs) else "",
+        )
+    ]  # fmt: skip
+
+
+def _states(units: Sequence[UnitRecords]) -> list[Check]:
+    """What units leave behind for their requests."""
+    rows = [
+        (unit.header.unit, pool, unit.end)
+        for unit in units if unit.end for pool in unit.end.states[CANDIDATE]
+    ]  # fmt: skip
+    if not rows:
+        return []
+    paths = [path for path in rows[0][2].states if path != CANDIDATE]
+    checks = []
+    for kind in ("recurrent_state", "conv_state", "cache"):
+        chosen = [row for row in rows if row[1].endswith(kind)]
+        if not chosen:
+            continue
+        own = np.array([end.states[CANDIDATE][pool] for _, pool, end in chosen])
+        noise = {path: np.array([end.states[path][pool] for _, pool, end in chosen]) for path in paths}
+        top = largest(own, noise)
+        beyond = top.first if top.first is not None else top.row
+        unit, pool, end = chosen[beyond]
+        off = end.rows[CANDIDATE].get(pool, -1)
+        request, name = pool.split()
+        where = Where(unit=unit, layer=int(name.split(".")[0]), request=int(request), pool=kind,
+                      position=off if off >= 0 else None)  # fmt: skip
+        checks.append(Check(
+            name=f"{kind} at the end", band="all", result=Result.FAIL if top.exceeded else Result.PASS,
+            values=len(own), candidate=top.quotient, noise=1.0, limit=top.limit, where=where if top.exceeded else None,
+            message=f"{kind} of layer {where.layer} is {top.quotient:.3g} times as far off as equal runs, the limit is "
+            f"{top.limit:.3g}" if top.exceeded else "",
+        ))  # fmt: skip
+    return checks
+
+
+def _touched(units: Sequence[UnitRecords]) -> list[Check]:
+    """Memory that nobody owns."""
+    ended = [unit for unit in units if unit.end]
+    bad = [(unit.header.unit, what) for unit in ended for what in unit.end.touched[CANDIDATE]]
+    return [
+        Check(
+            name="memory nobody owns", band="all", result=Result.FAIL if bad else Result.PASS, values=len(ended),
+            candidate=len(bad), noise=0, limit=0,
+            where=Where(unit=bad[0][0], layer=int(bad[0][1].split(".")[0])) if bad else None,
+            message=f"the null page of {bad[0][1]} was written" if bad else "",
+        )
+    ]  # fmt: skip
+
+
+def _spreads(of: Table, band: str) -> list[Spread]:
+    found = []
+    metrics = {"logits": of.errors, "log_prob": {p: of.change(p) for p in of.paths}, "divergence": of.divergence}
+    for metric, columns in metrics.items():
+        for path in of.paths:
+            median, p999, maximum = (min(v, 1e30) for v in quantiles(columns[path]))
+            found.append(Spread(
+                metric=metric, band=band, path=path, values=columns[path].size, median=median, p999=p999, maximum=maximum
+            ))  # fmt: skip
+    return found

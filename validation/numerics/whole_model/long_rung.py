@@ -1,0 +1,110 @@
+"""The last rung: errors by decade of decode steps, and by position of the attended token."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import numpy as np
+from torch import Tensor
+
+from ...records import Frozen
+from .calibration import RATIO, largest, typical
+from .findings import Check, Result, RungVerdict, Where
+from .tokens import CANDIDATE
+
+
+class Point(Frozen):
+    """Errors at one number of steps, or at one position."""
+
+    what: str
+    """state or output of the recurrence; context of attention"""
+    at: int
+    """Steps done, or position of the attended token"""
+    errors: dict[str, tuple[float, ...]]
+    """Path -> relative error in the norm of each (stream, head)"""
+
+
+class Stepping:
+    """Recurrences side by side: `paths` by name, the oracle apart."""
+
+    def __init__(self, oracle, paths: Mapping[str, object], decades: Sequence[int]) -> None:
+        self._oracle, self._paths, self._decades = oracle, paths, frozenset(decades)
+
+    def __call__(self, projections: Iterable[Tensor], say: Callable[[int], None] = lambda step: None) -> list[Point]:
+        """The points at every decade."""
+        found = []
+        for number, projected in enumerate(projections, 1):
+            exact = self._oracle.step(projected)
+            outs = {name: path.step(projected) for name, path in self._paths.items()}
+            if number in self._decades:
+                state = self._oracle.state
+                heads = state.shape[1]
+                found.append(Point(
+                    what="state", at=number,
+                    errors={name: _errors(path.state, state, 2) for name, path in self._paths.items()},
+                ))  # fmt: skip
+                found.append(Point(
+                    what="output", at=number,
+                    errors={n: _errors(o.unflatten(1, (heads, -1)), exact.unflatten(1, (heads, -1)), 2) for n, o in outs.items()},
+                ))  # fmt: skip
+            say(number)
+        return found
+
+
+def attended(
+    positions: Sequence[int], exact: Tensor, paths: Mapping[str, Tensor]
+) -> list[Point]:  # fmt: skip
+    """Points of attention: row i of every context [rows, heads, latent] looked for the token at `positions[i]`."""
+    return [
+        Point(
+            what="context", at=position,
+            errors={name: _errors(got[row][None], exact[row][None], 2) for name, got in paths.items()},
+        )
+        for row, position in enumerate(positions)
+    ]  # fmt: skip
+
+
+def judged(points: Sequence[Point], tp: int) -> RungVerdict:
+    """The verdict: medians and largest errors, point by point for steps, all positions together for attention."""
+    checks: list[Check] = []
+    for point in points:
+        if point.what != "context":
+            noise = {name: np.array(errors) for name, errors in point.errors.items() if name != CANDIDATE}
+            checks += _held(f"{point.what} after {point.at} steps", np.array(point.errors[CANDIDATE]), noise, [point])
+    context = [point for point in points if point.what == "context"]
+    if context:
+        columns = {name: np.array([np.mean(p.errors[name]) for p in context]) for name in context[0].errors}
+        own = columns.pop(CANDIDATE)
+        checks += _held("context by position", own, columns, context)
+    failed = [check for check in checks if check.result is Result.FAIL]
+    open_ = [check for check in checks if check.result is Result.INCONCLUSIVE]
+    result = Result.FAIL if failed else Result.INCONCLUSIVE if open_ else Result.PASS
+    return RungVerdict(
+        rung="long_context", tp=tp, result=result, tokens=max((p.at for p in points), default=0), checks=tuple(checks),
+        first=failed[0].where if failed else None,
+        text=(failed or open_)[0].message if failed or open_ else "within the noise",
+    )  # fmt: skip
+
+
+def _held(name: str, own: np.ndarray, noise: Mapping[str, np.ndarray], points: Sequence[Point]) -> list[Check]:
+    middle, top = typical(own, noise), largest(own, noise)
+    row = top.first if top.first is not None else top.row
+    where = Where(unit=name, position=points[row if len(points) > 1 else 0].at)
+    over = middle.exceeded
+    result = Result.PASS if over is False else Result.FAIL if over else Result.INCONCLUSIVE
+    return [
+        Check(
+            name=f"{name}, median", band="all", result=result, values=len(own), candidate=middle.candidate,
+            noise=middle.noise, limit=RATIO * middle.noise, where=where if over else None,
+            message="" if over is False else f"{name}: the median error is {middle.ratio:.3g} times the stock path's own",
+        ),
+        Check(
+            name=f"{name}, largest", band="all", result=Result.FAIL if top.exceeded else Result.PASS, values=len(own),
+            candidate=top.quotient, noise=1.0, limit=top.limit, where=where if top.exceeded else None,
+            message=f"{name}: {top.quotient:.3g} times the noise, beyond {top.limit:.3g}" if top.exceeded else "",
+        ),
+    ]  # fmt: skip
+
+
+def _errors(got: Tensor, exact: Tensor, rows: int) -> tuple[float, ...]:
+    got, exact = got.double().flatten(rows), exact.double().flatten(rows)
+    found = (got - exact).norm(dim=-1) / exact.norm(dim=-1).clamp(min=2.0**-104)
+    return tuple(float(f"{min(error, 1e30):.4g}") if error == error else 1e30 for error in found.flatten().tolist())

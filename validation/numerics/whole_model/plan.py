@@ -1,0 +1,114 @@
+"""Which units the ladder consists of. Pure: settings in, units out."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pydantic import Field
+
+from ...records import Frozen
+from . import scenarios
+from .scenario import Actions, RungName, Unit
+
+TPS = (1, 8, 16)
+PROMPT = 40
+"""Tokens that are read before decode steps begin"""
+WIDTH = 8
+"""Tokens of a verify step at most"""
+
+
+class Settings(Frozen):
+    """What decides about a run's records, beside checkpoint and paths."""
+
+    candidate: str = Field(default="specialised", description="specialised, or a PyTorch path: plain:NAME")
+    rungs: tuple[RungName, ...] = tuple(RungName)
+    tps: tuple[int, ...] = TPS
+    tokens: int = Field(default=64, ge=8, le=1_000_000, description="decoded teacher-forced at TP 1; all else follows")
+    replicas: int = Field(default=3, ge=2, le=16, description="runs of the stock path again: the noise")
+    seed: int = 0
+    steps: int = Field(default=1000, ge=1, description="decode steps of the long state")
+    context: int = Field(default=4096, ge=256, description="tokens of the long attention")
+
+
+@dataclass(frozen=True)
+class Work:
+    """A unit and what it does."""
+
+    unit: Unit
+    actions: Callable[[], Actions]
+
+
+@dataclass(frozen=True)
+class Material:
+    """What a contract gives: streams of tokens, and a draft head."""
+
+    stream: Callable[[int, int], list[int]]
+    """(tokens, seed)"""
+    propose: scenarios.Propose
+    vocabulary: int
+
+
+def works(settings: Settings, of: Material) -> list[Work]:
+    """All units of the rungs that go over a whole model, the longest first."""
+    found: list[Work] = []
+    for tp in settings.tps:
+        if RungName.TEACHER_FORCED in settings.rungs:
+            found.append(_teacher_forced(settings, of, tp))
+        if RungName.BATCH_SWEEP in settings.rungs:
+            found += _sweep(settings, of, tp) if tp == 1 else [_batch(settings, of, tp, 3, 2)]
+        if RungName.GREEDY in settings.rungs and tp == 1:
+            found.append(_greedy(settings, of))
+    return found
+
+
+def _teacher_forced(settings: Settings, of: Material, tp: int) -> Work:
+    decoded = settings.tokens if tp == 1 else max(settings.tokens // 8, 4)
+    stream = of.stream(PROMPT + decoded + 1, settings.seed)
+    unit = Unit(RungName.TEACHER_FORCED, "stream", tp, 1, len(stream) + 1)
+    return Work(unit, lambda: scenarios.teacher_forced(stream, PROMPT))
+
+
+def _greedy(settings: Settings, of: Material) -> Work:
+    tokens = max(settings.tokens * 3 // 8, 4)
+    prompt = of.stream(PROMPT + 1, settings.seed + 100)
+    unit = Unit(RungName.GREEDY, "free", 1, 1, PROMPT + tokens + 2)
+    return Work(unit, lambda: scenarios.greedy(prompt, tokens))
+
+
+def _batch(settings: Settings, of: Material, tp: int, rows: int, steps: int, padded: tuple[int, ...] = ()) -> Work:
+    prompts = [PROMPT // 2 + 5 * row for row in range(rows)]
+    streams = [of.stream(prompt + steps + 2, settings.seed + 200 + row) for row, prompt in enumerate(prompts)]
+    every = rows + len(padded)
+    # The smallest graph that holds the rows: where it is larger, the rest of it is padding.
+    bucket = 1 << (every - 1).bit_length()
+    name = f"rows{rows}" + ("-padded" if padded else "")
+    unit = Unit(RungName.BATCH_SWEEP, name, tp, rows, max(map(len, streams)) + 1, buckets=(bucket,))
+    return Work(unit, lambda: scenarios.batch(streams, prompts, steps, padded=padded))
+
+
+def _sweep(settings: Settings, of: Material, tp: int) -> list[Work]:
+    steps = max(settings.tokens // 16, 2)
+    seed, rung = settings.seed, RungName.BATCH_SWEEP
+    # Every accepted count at every width moves on by 127 tokens, and looks WIDTH further.
+    long = of.stream(PROMPT + 8 * steps + 127 + 2 * WIDTH, seed + 300)
+    others = [of.stream(PROMPT + 4 * steps + 20, seed + 301 + number) for number in range(3)]
+    size = len(long) + 2
+
+    def work(name: str, requests: int, actions: Callable[[], Actions], *, width: int = 1, buckets=(1,)) -> Work:
+        return Work(Unit(rung, name, tp, requests, size, width, buckets), actions)
+
+    return [
+        # Every size of a graph up to four rows, and one row beside each.
+        *(_batch(settings, of, tp, rows, steps) for rows in (2, 3, 4, 5)),
+        _batch(settings, of, tp, 2, steps, padded=(1,)),
+        work("mixed-prefill", 2, lambda: scenarios.mixed_prefill(others[:2], PROMPT, steps), buckets=(1, 2)),
+        work(
+            "verify-draft", 1, lambda: scenarios.verify(long, PROMPT, of.propose, WIDTH, 8 * steps), width=WIDTH
+        ),
+        work("verify-every", 1, lambda: scenarios.verify_every(long, PROMPT, _verified(steps), of.vocabulary), width=WIDTH),
+        work("preempted", 2, lambda: scenarios.preempted(others, PROMPT, steps), buckets=(1, 2)),
+    ]  # fmt: skip
+
+
+def _verified(steps: int) -> int:
+    """Widths that are tried with every accepted count: all of them but in short runs."""
+    return WIDTH if steps >= 4 else 4

@@ -1,0 +1,96 @@
+"""The handle on the specialised path's process: a path like any other, whose kernels run elsewhere."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from ...contracts.base import Workload
+from ...performance.arm import Arm, packed, unpacked
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a step left, and who ran it: "specialised", or "stock" outside of the envelope."""
+
+    logits: Tensor
+    streams: Tensor
+    chosen: dict[int, Tensor]
+    scores: dict[int, Tensor]
+    ran: str
+
+
+class Specialised(Arm):
+    """The decode path of the model directory `directory`, on all `tp` ranks, over a checkpoint. A context manager."""
+
+    def __init__(self, model: str, directory: Path, checkpoint: Path, tp: int) -> None:
+        super().__init__("specialised", model, directory, worker=f"{__package__}.specialised_worker")
+        self._checkpoint, self._tp = checkpoint, tp
+        self.buckets: Sequence[int] = (1,)
+        """Row counts to be prepared at the next `begin`"""
+
+    def __enter__(self) -> "Specialised":
+        super().__enter__()
+        self._ask("open", checkpoint=str(self._checkpoint), tp=self._tp)
+        return self
+
+    def begin(self, requests: int, max_tokens: int, width: int) -> None:
+        """Empty caches, and every bucket prepared on them."""
+        self._ask("begin", requests=requests, max_tokens=max_tokens, width=width, buckets=list(self.buckets))
+
+    def prefill(self, batch: Any) -> Seen:
+        """See the worker."""
+        return _seen(self._ask("prefill", **_plain(batch)))
+
+    def decode(self, batch: Any) -> Seen:
+        """See the worker."""
+        return _seen(self._ask("decode", **_plain(batch)))
+
+    def commit(self, batch: Any, accepted: Sequence[int]) -> None:
+        """See the worker."""
+        self._ask("commit", accepted=list(accepted), **_plain(batch))
+
+    def release(self, request: int) -> None:
+        """The request's pages are somebody else's."""
+        self._ask("release", request=request)
+
+    def committed(self, request: int) -> dict[str, Tensor]:
+        """What later steps can see of a request."""
+        return {name: unpacked(tensor) for name, tensor in self._ask("committed", request=request).items()}
+
+    def null_pages(self) -> tuple[str, ...]:
+        """Pools whose null page was written."""
+        return self._ask("null_pages")
+
+    def save(self, file: Path) -> None:
+        """Writes the state."""
+        self._ask("save", file=str(file))
+
+    def load(self, file: Path) -> None:
+        """Takes up what `save` wrote."""
+        self._ask("load", file=str(file))
+
+    def op(self, op: str, at: Workload, inputs: Mapping[str, Tensor], *, true_widths: bool = False) -> dict[str, Tensor]:
+        """What one op's kernel writes, at the checkpoint's widths or at the published ones."""
+        sent = {name: packed(tensor) for name, tensor in inputs.items()}
+        command = "true_op" if true_widths else "op"
+        found = self._ask(command, op=op, at=at.model_dump(mode="json"), inputs=sent)
+        return {name: unpacked(tensor) for name, tensor in found.items()}
+
+    def launches(self) -> list[str]:
+        """Names of the kernels that ran."""
+        return self._ask("launches")
+
+
+def _plain(batch: Any) -> dict[str, Any]:
+    return {"tokens": batch.tokens.tolist(), "requests": list(batch.requests), "counts": list(batch.counts)}
+
+
+def _seen(sent: dict[str, Any]) -> Seen:
+    return Seen(
+        unpacked(sent["logits"]), unpacked(sent["streams"]),
+        *({layer: unpacked(tensor) for layer, tensor in sent[name].items()} for name in ("chosen", "scores")),
+        sent["ran"],
+    )  # fmt: skip

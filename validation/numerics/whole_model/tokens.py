@@ -1,0 +1,121 @@
+"""What is kept of every token: the logits themselves, so that every figure follows from the records."""
+
+import base64
+import gzip
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+from pydantic import ValidationError
+
+from ...errors import UserError
+from ...records import Frozen
+
+ORACLE, STOCK, CANDIDATE = "oracle", "stock", "candidate"
+
+
+class Token(Frozen):
+    """One row of one step."""
+
+    request: int
+    position: int
+    token: int
+    target: int
+    """The token that follows in the stream"""
+    top1: int
+    """The oracle's likeliest, before its logits were shortened to float32"""
+    ran: str
+    """How the candidate ran the row: specialised, stock (outside of its envelope), plain (a PyTorch candidate)"""
+    logits: dict[str, str]
+    """Path -> base64 of [vocabulary]: the oracle's float32, all others bfloat16"""
+    streams: dict[str, tuple[float, ...]]
+    """Path -> relative error of the stream behind each layer, in the norm, against the oracle"""
+    experts: dict[str, tuple[int, ...]]
+    """Path -> layers whose set of experts is not the oracle's"""
+    router: dict[str, tuple[float, ...]]
+    """Of each layer that routes, in order. Oracle: the score of the last expert chosen less that of the first one left;
+    other paths: how far they move this difference"""
+
+
+class Step(Frozen):
+    """One action of a unit."""
+
+    action: int
+    kind: str
+    rows: int
+    padding: int
+    tokens: tuple[Token, ...]
+
+
+class End(Frozen):
+    """What a unit left behind."""
+
+    states: dict[str, dict[str, float]]
+    """Path -> "request layer.pool" -> relative error of what is committed, against the oracle"""
+    rows: dict[str, dict[str, int]]
+    """Path -> the same of pools with a row for each position -> the first row that is off by half or more, or -1"""
+    touched: dict[str, tuple[str, ...]]
+    """Path -> memory that nobody owns and that changed"""
+
+
+class Header(Frozen):
+    """What a unit was, and of what."""
+
+    unit: str
+    rung: str
+    tp: int
+    subject: str
+    """Digest of checkpoint, paths and settings: records of another subject are not gone on with"""
+    candidate: str
+    replicas: tuple[str, ...]
+
+
+def encode(values: np.ndarray) -> str:
+    """Base64 of the array's bytes, little endian."""
+    return base64.b64encode(np.ascontiguousarray(values).tobytes()).decode()
+
+
+def decode(text: str, *, wide: bool) -> np.ndarray:
+    """float64 [n] of float32 (`wide`) or bfloat16 bits."""
+    data = base64.b64decode(text)
+    if wide:
+        return np.frombuffer(data, "<f4").astype(np.float64)
+    return (np.frombuffer(data, "<u2").astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+
+
+class UnitRecords(Frozen):
+    """All that is kept of a unit."""
+
+    header: Header
+    steps: tuple[Step, ...]
+    end: End | None
+
+
+def read(file: Path) -> UnitRecords:
+    """The records of a unit: JSON lines, compressed or not. A line that a stop cut off is left out."""
+    lines = list(_lines(file))
+    try:
+        header = Header.model_validate_json(lines[0])
+        parsed = [json.loads(line) for line in lines[1:]]
+        steps = tuple(Step.model_validate(item) for item in parsed if "action" in item)
+        ends = [End.model_validate(item) for item in parsed if "states" in item]
+    except (IndexError, ValueError, ValidationError) as error:
+        raise UserError(f"{file}: {str(error).splitlines()[0]}", "remove the file, and run the unit again") from error
+    return UnitRecords(header=header, steps=steps, end=ends[0] if ends else None)
+
+
+def _lines(file: Path) -> Iterator[str]:
+    data = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
+    whole, _, _ = data.rpartition(b"\n")
+    return iter(whole.decode("utf-8").splitlines())
+
+
+def compress(source: Path, target: Path) -> None:
+    """The same lines, compressed, with no time in it: equal records give equal bytes."""
+    target.write_bytes(gzip.compress(source.read_bytes(), 9, mtime=0))
+
+
+def units(directory: Path) -> Iterable[Path]:
+    """The finished units of a directory, in order of their names."""
+    return sorted(directory.glob("*.jsonl.gz"))
