@@ -14,7 +14,8 @@ import typer
 from fasttrack_validation.errors import UserError
 
 from . import (
-    claims_cli, decide_cli, evidence_cli, exam_cli, forge_cli, gate_cli, grid_cli, kit_cli, new_model_cli, serve_cli, validate_cli,
+    claims_cli, decide_cli, evidence_cli, exam_cli, forge_cli, gate_cli, grid_cli, kit_cli, new_model_cli,
+    serve_cli, validate_cli,
 )
 
 app = typer.Typer(
