@@ -16,23 +16,36 @@ AsJson = Annotated[bool, typer.Option("--json", help="print data instead of text
 
 @app.command("build")
 def build(
-    kind: Annotated[str, typer.Argument(metavar="KIND", help="sample_integers, sample_choices, mrcr_synthetic")],
+    kind: Annotated[str, typer.Argument(metavar="KIND", help="aime25, gpqa_diamond, mrcr; offline: sample_integers, sample_choices, mrcr_synthetic")],
     out: Annotated[Path, typer.Option("-o", "--out", metavar="DIR", help="a new directory")],
     seed: Annotated[int, typer.Option(min=0, help="of the order of options, and of synthetic text")] = 0,
-    needles: Annotated[str, typer.Option(metavar="N,...", help="mrcr_synthetic: how many needles")] = "2,4,8",
+    needles: Annotated[str, typer.Option(metavar="N,...", help="mrcr, mrcr_synthetic: how many needles")] = "2,4,8",
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="mrcr: leave longer items out (tokens of o200k_base)")
+    ] = None,
+    revision: Annotated[
+        str | None, typer.Option(metavar="COMMIT", help="published exams: of the dataset; by default a pinned one, or main")
+    ] = None,
     words: Annotated[str, typer.Option(metavar="N,...", help="mrcr_synthetic: prompt lengths in words")] = "4000",
     items_each: Annotated[
         int, typer.Option(min=1, max=1000, help="mrcr_synthetic: items for each count and length")
     ] = 8,
     as_json: AsJson = False,
 ) -> None:
-    """Freeze an exam: items, ordered options, digests. The same bytes on every machine; needs no network.
+    """Freeze an exam: items, ordered options, digests. The same bytes on every machine.
 
-    Example: `fasttrack exam build mrcr_synthetic --needles 2,4,8 --words 4000,32000 -o exams/mrcr`
+    Published exams come from the hub (HF_ENDPOINT names another; HF_TOKEN is needed for gated data, GPQA): the commit and
+    the digest of each file go into the manifest. The other kinds need no network.
+
+    Examples: `fasttrack exam build mrcr --needles 2,4 --max-tokens 131072 -o exams/mrcr`;
+    `fasttrack exam build mrcr_synthetic --needles 2,4,8 --words 4000,32000 -o exams/mrcr_synthetic`
     """
     from . import exam_commands
 
-    exam_commands.build(kind, out, seed=seed, needles=needles, words=words, items_each=items_each, as_json=as_json)
+    exam_commands.build(
+        kind, out, seed=seed, needles=needles, words=words, items_each=items_each, max_tokens=max_tokens,
+        revision=revision, as_json=as_json,
+    )  # fmt: skip
 
 
 @app.command("verify")

@@ -1,6 +1,9 @@
 """The commands under `fasttrack exam`: output and exit codes."""
 
 import json
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
@@ -8,7 +11,7 @@ import typer
 from pydantic import Field
 
 from fasttrack_validation import strict
-from fasttrack_validation.accuracy import answers, frozen, result, twins
+from fasttrack_validation.accuracy import answers, frozen, published, result, twins
 from fasttrack_validation.accuracy import build as building
 from fasttrack_validation.accuracy import power as powers
 from fasttrack_validation.accuracy import verify as verifying
@@ -21,17 +24,40 @@ from fasttrack_validation.records import Frozen
 _CODE = {Verdict.PASS: 0, Verdict.FAIL: 1, Verdict.INVALID: 1, Verdict.INCONCLUSIVE: 3}
 
 
-def build(kind: str, out: Path, *, seed: int, needles: str, words: str, items_each: int, as_json: bool) -> None:
-    """An exam of an offline kind, frozen into a new directory."""
+def build(
+    kind: str, out: Path, *, seed: int, needles: str, words: str, items_each: int, max_tokens: int | None,
+    revision: str | None, as_json: bool,
+) -> None:  # fmt: skip
+    """An exam, frozen into a new directory."""
     source = building.plan(
-        kind, seed=seed, needles=_numbers("--needles", needles), words=_numbers("--words", words), items_each=items_each
-    )
-    frozen.write(building.build(source), out)
-    exam = verifying.load(out)
+        kind, seed=seed, needles=_numbers("--needles", needles), words=_numbers("--words", words),
+        items_each=items_each, max_tokens=max_tokens, revision=revision,
+    )  # fmt: skip
+    draft = building.build(source)
+    with _writing(out):
+        frozen.write(draft, out)
+    exam = verifying.load(out, draft.manifest().digest())
+    told = exam.manifest.source
     if as_json:
-        print(json.dumps({"exam": exam.manifest.exam, "items": len(exam.items), "sha256": exam.digest}, indent=2))
-    else:
-        print(f"{out}: {exam.manifest.exam}, {len(exam.items)} items, sha256 {exam.digest}")
+        found = {"exam": exam.manifest.exam, "items": len(exam.items), "sha256": exam.digest}
+        print(json.dumps(found | ({"revision": told.revision} if told.revision else {}), indent=2))
+        return
+    print(f"{out}: {exam.manifest.exam}, {len(exam.items)} items, sha256 {exam.digest}")
+    if told.revision:
+        print(f"  from {told.repository} at {told.revision}; {exam.manifest.licence}")
+    counts = Counter(published.bin_of(tokens) for tokens in sorted(i.tokens for i in exam.items if i.tokens is not None))
+    for name, count in counts.items():
+        print(f"  {name} tokens: {count} items")
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"cannot write {path}: {error.strerror or error}", "free space or correct the permissions, then try again"
+        ) from error
 
 
 def verify(place: Path, digest: str | None, *, as_json: bool) -> NoReturn:
