@@ -11,17 +11,19 @@ import typer
 from pydantic import Field
 
 from fasttrack_validation import strict
-from fasttrack_validation.accuracy import answers, frozen, published, result, twins
+from fasttrack_validation.accuracy import answers, frozen, plans, published, result, twins
 from fasttrack_validation.accuracy import build as building
 from fasttrack_validation.accuracy import power as powers
 from fasttrack_validation.accuracy import verify as verifying
+from fasttrack_validation.accuracy.answers import Sampling
+from fasttrack_validation.accuracy.family import Family
 from fasttrack_validation.accuracy.guards import Sat
 from fasttrack_validation.accuracy.plan import Plan
 from fasttrack_validation.accuracy.rule import Verdict
 from fasttrack_validation.errors import UserError
 from fasttrack_validation.records import Frozen
 
-_CODE = {Verdict.PASS: 0, Verdict.FAIL: 1, Verdict.INVALID: 1, Verdict.INCONCLUSIVE: 3}
+CODES = {Verdict.PASS: 0, Verdict.FAIL: 1, Verdict.INVALID: 1, Verdict.INCONCLUSIVE: 3}
 
 
 def build(
@@ -104,6 +106,28 @@ def calibrate(place: Path, plan_file: Path, first: Path, second: Path, *, as_jso
     raise typer.Exit(0 if found.calibration and twins.as_stated(found.calibration, plan.rule) else 1)
 
 
+def plan(
+    place: Path, out: Path, *, digest: str | None, margin: float, looks: str, temperature: float, top_p: float,
+    max_tokens: int, stop: tuple[str, ...], together: str | None, pooled: bool,
+) -> None:  # fmt: skip
+    """A plan for a frozen exam, written into a new file."""
+    exam, _ = verifying.verify(place, digest)
+    if exam is None:
+        raise UserError(f"{place} is no frozen exam", "`fasttrack exam verify` says why")
+    exam = verifying.load(place, digest or exam.digest)
+    if out.exists():
+        raise UserError(f"{out} exists", "a plan is not written over: choose another file")
+    family = Family(rule="pooled" if pooled else "each", exams=tuple(together.split(","))) if together else None
+    made = plans.text(
+        exam, margin=margin, looks=_numbers("--looks", looks), family=family,
+        sampling=Sampling(temperature=temperature, top_p=top_p, max_tokens=max_tokens, stop=stop),
+    )  # fmt: skip
+    found = strict.parse(made, Plan, out)
+    with _writing(out):
+        out.write_text(made, "utf-8")
+    print(f"{out}: {found.exam}, {found.items} items, plan {found.digest()}")
+
+
 def plan_digest(path: Path) -> None:
     """The digest of a plan."""
     print(strict.read(path, Plan).digest())
@@ -134,7 +158,7 @@ def decide(place: Path, plan_file: Path, baseline: Path, candidate: Path, *, as_
     found = result.judge(sat.exam, sat.plan, sat.baseline, sat.candidate)
     # Infinite bounds have no JSON: there they are null.
     print(found.model_dump_json(indent=2) if as_json else "\n".join(result.lines(found, sat.plan)))
-    raise typer.Exit(_CODE[found.verdict])
+    raise typer.Exit(CODES[found.verdict])
 
 
 def decide_family(path: Path, *, as_json: bool) -> NoReturn:
@@ -150,7 +174,7 @@ def decide_family(path: Path, *, as_json: bool) -> NoReturn:
         for one, exam in zip(found.results, sat, strict=True):
             print("\n".join(result.lines(one, exam.plan)))
         print(f"together ({sat[0].plan.family.rule}): {found.verdict}")
-    raise typer.Exit(_CODE[found.verdict])
+    raise typer.Exit(CODES[found.verdict])
 
 
 def _numbers(option: str, text: str) -> tuple[int, ...]:

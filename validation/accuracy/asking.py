@@ -44,18 +44,21 @@ class Request:
     repeat: int
 
 
-def seed(plan: Plan, arm: str, item: str, repeat: int) -> int:
-    """The seed of one answer, 31 bits: another one for every repeat of every item in every arm, the same when resumed."""
-    return Draw("seed", plan.digest(), arm, item, repeat).below(2**31)
+def seed(plan: Plan, arm: str, item: str, repeat: int, run: str = "") -> int:
+    """The seed of one answer, 31 bits: another one for every repeat of every item in every arm, the same when resumed.
+
+    `run` tells two runs of one arm apart, as an A/A run needs them.
+    """
+    return Draw("seed", plan.digest(), arm, run, item, repeat).below(2**31)
 
 
 class Asking:
     """Gets the answers that the engine asks for: from the journal, or from the model."""
 
     def __init__(
-        self, plan: Plan, model: Model, arm: str, journal: Journal, pace: Pace, progress: Progress
+        self, plan: Plan, model: Model, arm: str, journal: Journal, pace: Pace, progress: Progress, run: str = ""
     ) -> None:
-        self._plan, self._model, self._arm, self._journal = plan, model, arm, journal
+        self._plan, self._model, self._arm, self._run, self._journal = plan, model, arm, run, journal
         self._pace, self._progress = pace, progress
         self._stopping = threading.Event()
         self.stop_sent: tuple[str, ...] = ()
@@ -109,7 +112,7 @@ class Asking:
         return done
 
     def _ask(self, one: Request) -> Answer:
-        chosen = seed(self._plan, self._arm, one.item.id, one.repeat)
+        chosen = seed(self._plan, self._arm, one.item.id, one.repeat, self._run)
         started, why = time.monotonic(), ""
         for attempt in range(1, self._pace.attempts + 1):
             try:

@@ -29,9 +29,11 @@ _TASK = "planned_exam"
 
 def sit(
     exam: Exam, plan: Plan, model: Model, arm: Literal["baseline", "candidate"], place: Path, *, repeats: int,
-    pace: Pace = Pace(), progress: Progress = lambda done, of: None,
+    pace: Pace = Pace(), progress: Progress = lambda done, of: None, run: str = "",
 ) -> Answers:  # fmt: skip
     """All answers of one arm to `repeats` repeats of every item, scored; those that `place` holds are not asked again.
+
+    `run` names a second run of the same arm, which has seeds of its own.
 
     UserError: the plan has no sampling or is another exam's; `place` is another arm's; an answer did not come in
     `pace.attempts` requests, or cannot be written; the engine scored other than all answers. What came is kept.
@@ -39,10 +41,10 @@ def sit(
     sampling = _sampling(exam, plan)
     head = {
         "arm": arm, "exam_sha256": exam.digest, "plan_sha256": plan.digest(), "model": model.name,
-        "sampling": sampling.model_dump(mode="json"),
+        "sampling": sampling.model_dump(mode="json"), "run": run,
     }  # fmt: skip
     with Journal(place, head) as journal:
-        asked = Asking(plan, model, arm, journal, pace, progress)
+        asked = Asking(plan, model, arm, journal, pace, progress, run)
         scores = _evaluate(exam, sampling, repeats, asked)
         counted = journal.counted()
         answers = tuple(
