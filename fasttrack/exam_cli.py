@@ -16,7 +16,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="print data instead of text
 
 @app.command("build")
 def build(
-    kind: Annotated[str, typer.Argument(metavar="KIND", help="aime25, gpqa_diamond, mrcr; offline: sample_integers, sample_choices, mrcr_synthetic")],
+    kind: Annotated[str, typer.Argument(metavar="KIND", help="aime25, gpqa_diamond, mrcr; offline: sample_integers, sample_choices, mrcr_synthetic, and kimi_k3_nano_arithmetic, _product and _copying for the small model")],
     out: Annotated[Path, typer.Option("-o", "--out", metavar="DIR", help="a new directory")],
     seed: Annotated[int, typer.Option(min=0, help="of the order of options, and of synthetic text")] = 0,
     needles: Annotated[str, typer.Option(metavar="N,...", help="mrcr, mrcr_synthetic: how many needles")] = "2,4,8",
@@ -28,7 +28,7 @@ def build(
     ] = None,
     words: Annotated[str, typer.Option(metavar="N,...", help="mrcr_synthetic: prompt lengths in words")] = "4000",
     items_each: Annotated[
-        int, typer.Option(min=1, max=1000, help="mrcr_synthetic: items for each count and length")
+        int, typer.Option(min=1, max=1000, help="mrcr_synthetic: items for each count and length; small models: items")
     ] = 8,
     as_json: AsJson = False,
 ) -> None:

@@ -26,6 +26,7 @@ class Scorer(StrEnum):
     INTEGER = "integer"
     CHOICE = "choice"
     MRCR = "mrcr"
+    LAST_LINE = "last_line"
 
 
 class Message(Frozen):
