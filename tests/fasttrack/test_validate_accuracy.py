@@ -37,7 +37,7 @@ def plan(place, name, *more, margin="30", looks="2,6"):
 def validate(place, plans, baseline, candidate, *more):
     arguments = ["validate", "kimi_k3", "--stage", "accuracy", "--exams", str(place / "exams"), "-o", str(place / "out")]
     arguments += [part for one in plans for part in ("--plan", str(one))]
-    return run([*arguments, "--baseline", baseline.url, "--candidate", candidate.url, *more])
+    return run([*arguments, "--stock-url", baseline.url, "--candidate-url", candidate.url.removesuffix("/v1"), *more])
 
 
 def servers(exam, candidate_wrong=0, kernels={"kda_decode": 0}):  # noqa: B006

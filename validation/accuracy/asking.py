@@ -65,6 +65,8 @@ class Asking:
 
     def answer(self, requests: Sequence[Request]) -> list[str]:
         """The texts of `requests`, in their order."""
+        if any(one.sampling != self._plan.sampling for one in requests):
+            raise UserError("the engine hands on another sampling than the planned one", "report it: nothing was asked")
         self.stop_sent = requests[0].sampling.stop if requests else ()
         missing = [one for one in requests if (one.item.id, one.repeat) not in self._journal.answers]
         self._progress(len(requests) - len(missing), len(requests))

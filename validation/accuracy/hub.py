@@ -21,7 +21,7 @@ def fetch(
     """
     try:
         from huggingface_hub import HfApi
-        from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNotFoundError
+        from huggingface_hub.errors import GatedRepoError, HfHubHTTPError
     except ImportError:
         raise UserError("the package huggingface-hub is not installed", "pip install 'fasttrack[exams]'") from None
     endpoint, token = environment.get("HF_ENDPOINT") or "https://huggingface.co", environment.get("HF_TOKEN")
@@ -46,7 +46,7 @@ def fetch(
         status = error.response.status_code if error.response is not None else "no status"
         how = "set HF_TOKEN to a token that may read it" if status in (401, 403) else "check --revision and HF_ENDPOINT"
         raise UserError(f"{repository} at {revision}: the hub answers {status}", how) from None
-    except (LocalEntryNotFoundError, OSError, ValueError) as error:
+    except Exception as error:  # whatever the client's transport raises: which one it is depends on its version
         what = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(
             f"{repository} cannot be fetched from {endpoint}: {what}", "check the network, HF_ENDPOINT and free space"

@@ -45,7 +45,7 @@ def test_an_arm_is_recorded_whole(tmp_path):
     assert all(a.finish_reason == "stop" and 100 <= a.tokens < 120 and a.prompt_tokens and a.attempts == 1
                for a in answers.answers)  # fmt: skip
     assert all(a.prompt_sha256 == {i.id: i.prompt_sha256 for i in EXAM.items}[a.item] for a in answers.answers)
-    right = sum(EXAM.keys[a.item].answer in a.text for a in answers.answers)
+    right = sum(a.text.endswith(EXAM.keys[a.item].answer) for a in answers.answers)
     assert sum(a.score for a in answers.answers) == right and 0 < right < ALL
 
 
