@@ -16,23 +16,36 @@ AsJson = Annotated[bool, typer.Option("--json", help="print data instead of text
 
 @app.command("build")
 def build(
-    kind: Annotated[str, typer.Argument(metavar="KIND", help="sample_integers, sample_choices, mrcr_synthetic")],
+    kind: Annotated[str, typer.Argument(metavar="KIND", help="aime25, gpqa_diamond, mrcr; offline: sample_integers, sample_choices, mrcr_synthetic, and kimi_k3_nano_arithmetic, _product and _copying for the small model")],
     out: Annotated[Path, typer.Option("-o", "--out", metavar="DIR", help="a new directory")],
     seed: Annotated[int, typer.Option(min=0, help="of the order of options, and of synthetic text")] = 0,
-    needles: Annotated[str, typer.Option(metavar="N,...", help="mrcr_synthetic: how many needles")] = "2,4,8",
+    needles: Annotated[str, typer.Option(metavar="N,...", help="mrcr, mrcr_synthetic: how many needles")] = "2,4,8",
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="mrcr: leave longer items out (tokens of o200k_base)")
+    ] = None,
+    revision: Annotated[
+        str | None, typer.Option(metavar="COMMIT", help="published exams: of the dataset; by default a pinned one, or main")
+    ] = None,
     words: Annotated[str, typer.Option(metavar="N,...", help="mrcr_synthetic: prompt lengths in words")] = "4000",
     items_each: Annotated[
-        int, typer.Option(min=1, max=1000, help="mrcr_synthetic: items for each count and length")
+        int, typer.Option(min=1, max=1000, help="mrcr_synthetic: items for each count and length; small models: items")
     ] = 8,
     as_json: AsJson = False,
 ) -> None:
-    """Freeze an exam: items, ordered options, digests. The same bytes on every machine; needs no network.
+    """Freeze an exam: items, ordered options, digests. The same bytes on every machine.
 
-    Example: `fasttrack exam build mrcr_synthetic --needles 2,4,8 --words 4000,32000 -o exams/mrcr`
+    Published exams come from the hub (HF_ENDPOINT names another; HF_TOKEN is needed for gated data, GPQA): the commit and
+    the digest of each file go into the manifest. The other kinds need no network.
+
+    Examples: `fasttrack exam build mrcr --needles 2,4 --max-tokens 131072 -o exams/mrcr`;
+    `fasttrack exam build mrcr_synthetic --needles 2,4,8 --words 4000,32000 -o exams/mrcr_synthetic`
     """
     from . import exam_commands
 
-    exam_commands.build(kind, out, seed=seed, needles=needles, words=words, items_each=items_each, as_json=as_json)
+    exam_commands.build(
+        kind, out, seed=seed, needles=needles, words=words, items_each=items_each, max_tokens=max_tokens,
+        revision=revision, as_json=as_json,
+    )  # fmt: skip
 
 
 @app.command("verify")
@@ -101,6 +114,60 @@ def calibrate(
     from . import exam_commands
 
     exam_commands.calibrate(place, plan, first, second, as_json=as_json)
+
+
+@app.command("plan")
+def plan(
+    place: Place,
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="FILE", help="a new file, TOML")],
+    margin: Annotated[float, typer.Option(min=0.01, max=100, help="points of mean score that may be lost")],
+    looks: Annotated[str, typer.Option(metavar="N,...", help="repeats an arm at which a decision is taken")],
+    temperature: Annotated[float, typer.Option(min=0, max=10)],
+    max_tokens: Annotated[int, typer.Option(min=1, help="of an answer, reasoning included")],
+    top_p: Annotated[float, typer.Option(min=0.01, max=1)] = 1.0,
+    stop: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="a stop string; may be repeated")] = None,
+    together: Annotated[str | None, typer.Option(metavar="EXAM,...", help="exams decided together, this one among them")] = None,
+    pooled: Annotated[bool, typer.Option("--pooled", help="decide them by their mean, not each")] = False,
+    digest: Annotated[str | None, typer.Option(metavar="SHA256", help="of the exam that is meant")] = None,
+) -> None:
+    """Write the plan of an exam: margin, looks, sampling and family, fixed before the first answer.
+
+    Example: `fasttrack exam plan exams/aime25 --margin 3 --looks 16,32 --temperature 1 --max-tokens 65536 -o aime25.toml`
+    """
+    from . import exam_commands
+
+    exam_commands.plan(
+        place, out, digest=digest, margin=margin, looks=looks, temperature=temperature, top_p=top_p,
+        max_tokens=max_tokens, stop=tuple(stop or ()), together=together, pooled=pooled,
+    )  # fmt: skip
+
+
+@app.command("sit")
+def sit(
+    place: Place,
+    plan: Annotated[Path, typer.Option(metavar="FILE", help="the plan, TOML, with [sampling]")],
+    server: Annotated[str, typer.Option(metavar="URL", help="an OpenAI-compatible server, such as http://host:8000/v1")],
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="DIR", help="answers; a run goes on there")],
+    arm: Annotated[str, typer.Option(help="baseline or candidate")] = "baseline",
+    run: Annotated[str, typer.Option(metavar="NAME", help="tells two runs of one arm apart: other seeds")] = "",
+    repeats: Annotated[int | None, typer.Option(min=1, help="up to this planned look; by default the last")] = None,
+    model: Annotated[str | None, typer.Option(metavar="NAME", help="the model there; needed where it lists several")] = None,
+    workers: Annotated[int, typer.Option(min=1, max=4096, help="requests at a time")] = 8,
+    silence: Annotated[float, typer.Option(min=1, help="seconds without a byte before an answer is asked for again")] = 3600,
+    as_json: AsJson = False,
+) -> None:
+    """Let one arm sit one exam, for an A/A run or where the two servers are not up at the same time.
+
+    A key for the server is taken from $OPENAI_API_KEY. A run that was cut off goes on with the same command.
+
+    Example: `fasttrack exam sit exams/aime25 --plan aime25.toml --server http://stock:8000/v1 --run again -o runs/again`
+    """
+    from . import validate_accuracy
+
+    validate_accuracy.sit(
+        place, plan, server, arm, model=model, out=out, run=run, repeats=repeats, workers=workers, silence=silence,
+        as_json=as_json,
+    )  # fmt: skip
 
 
 @app.command("plan-digest")

@@ -1,6 +1,9 @@
 """The commands under `fasttrack exam`: output and exit codes."""
 
 import json
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
@@ -8,30 +11,55 @@ import typer
 from pydantic import Field
 
 from fasttrack_validation import strict
-from fasttrack_validation.accuracy import answers, frozen, result, twins
+from fasttrack_validation.accuracy import answers, frozen, plans, published, result, twins
 from fasttrack_validation.accuracy import build as building
 from fasttrack_validation.accuracy import power as powers
 from fasttrack_validation.accuracy import verify as verifying
+from fasttrack_validation.accuracy.answers import Sampling
+from fasttrack_validation.accuracy.family import Family
 from fasttrack_validation.accuracy.guards import Sat
 from fasttrack_validation.accuracy.plan import Plan
 from fasttrack_validation.accuracy.rule import Verdict
 from fasttrack_validation.errors import UserError
 from fasttrack_validation.records import Frozen
 
-_CODE = {Verdict.PASS: 0, Verdict.FAIL: 1, Verdict.INVALID: 1, Verdict.INCONCLUSIVE: 3}
+CODES = {Verdict.PASS: 0, Verdict.FAIL: 1, Verdict.INVALID: 1, Verdict.INCONCLUSIVE: 3}
 
 
-def build(kind: str, out: Path, *, seed: int, needles: str, words: str, items_each: int, as_json: bool) -> None:
-    """An exam of an offline kind, frozen into a new directory."""
+def build(
+    kind: str, out: Path, *, seed: int, needles: str, words: str, items_each: int, max_tokens: int | None,
+    revision: str | None, as_json: bool,
+) -> None:  # fmt: skip
+    """An exam, frozen into a new directory."""
     source = building.plan(
-        kind, seed=seed, needles=_numbers("--needles", needles), words=_numbers("--words", words), items_each=items_each
-    )
-    frozen.write(building.build(source), out)
-    exam = verifying.load(out)
+        kind, seed=seed, needles=_numbers("--needles", needles), words=_numbers("--words", words),
+        items_each=items_each, max_tokens=max_tokens, revision=revision,
+    )  # fmt: skip
+    draft = building.build(source)
+    with _writing(out):
+        frozen.write(draft, out)
+    exam = verifying.load(out, draft.manifest().digest())
+    told = exam.manifest.source
     if as_json:
-        print(json.dumps({"exam": exam.manifest.exam, "items": len(exam.items), "sha256": exam.digest}, indent=2))
-    else:
-        print(f"{out}: {exam.manifest.exam}, {len(exam.items)} items, sha256 {exam.digest}")
+        found = {"exam": exam.manifest.exam, "items": len(exam.items), "sha256": exam.digest}
+        print(json.dumps(found | ({"revision": told.revision} if told.revision else {}), indent=2))
+        return
+    print(f"{out}: {exam.manifest.exam}, {len(exam.items)} items, sha256 {exam.digest}")
+    if told.revision:
+        print(f"  from {told.repository} at {told.revision}; {exam.manifest.licence}")
+    counts = Counter(published.bin_of(tokens) for tokens in sorted(i.tokens for i in exam.items if i.tokens is not None))
+    for name, count in counts.items():
+        print(f"  {name} tokens: {count} items")
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"cannot write {path}: {error.strerror or error}", "free space or correct the permissions, then try again"
+        ) from error
 
 
 def verify(place: Path, digest: str | None, *, as_json: bool) -> NoReturn:
@@ -78,6 +106,28 @@ def calibrate(place: Path, plan_file: Path, first: Path, second: Path, *, as_jso
     raise typer.Exit(0 if found.calibration and twins.as_stated(found.calibration, plan.rule) else 1)
 
 
+def plan(
+    place: Path, out: Path, *, digest: str | None, margin: float, looks: str, temperature: float, top_p: float,
+    max_tokens: int, stop: tuple[str, ...], together: str | None, pooled: bool,
+) -> None:  # fmt: skip
+    """A plan for a frozen exam, written into a new file."""
+    exam, _ = verifying.verify(place, digest)
+    if exam is None:
+        raise UserError(f"{place} is no frozen exam", "`fasttrack exam verify` says why")
+    exam = verifying.load(place, digest or exam.digest)
+    if out.exists():
+        raise UserError(f"{out} exists", "a plan is not written over: choose another file")
+    family = Family(rule="pooled" if pooled else "each", exams=tuple(together.split(","))) if together else None
+    made = plans.text(
+        exam, margin=margin, looks=_numbers("--looks", looks), family=family,
+        sampling=Sampling(temperature=temperature, top_p=top_p, max_tokens=max_tokens, stop=stop),
+    )  # fmt: skip
+    found = strict.parse(made, Plan, out)
+    with _writing(out):
+        out.write_text(made, "utf-8")
+    print(f"{out}: {found.exam}, {found.items} items, plan {found.digest()}")
+
+
 def plan_digest(path: Path) -> None:
     """The digest of a plan."""
     print(strict.read(path, Plan).digest())
@@ -108,7 +158,7 @@ def decide(place: Path, plan_file: Path, baseline: Path, candidate: Path, *, as_
     found = result.judge(sat.exam, sat.plan, sat.baseline, sat.candidate)
     # Infinite bounds have no JSON: there they are null.
     print(found.model_dump_json(indent=2) if as_json else "\n".join(result.lines(found, sat.plan)))
-    raise typer.Exit(_CODE[found.verdict])
+    raise typer.Exit(CODES[found.verdict])
 
 
 def decide_family(path: Path, *, as_json: bool) -> NoReturn:
@@ -124,7 +174,7 @@ def decide_family(path: Path, *, as_json: bool) -> NoReturn:
         for one, exam in zip(found.results, sat, strict=True):
             print("\n".join(result.lines(one, exam.plan)))
         print(f"together ({sat[0].plan.family.rule}): {found.verdict}")
-    raise typer.Exit(_CODE[found.verdict])
+    raise typer.Exit(CODES[found.verdict])
 
 
 def _numbers(option: str, text: str) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ _RUNGS = "op, teacher_forced, batch_sweep, greedy, long_context"
 
 def validate(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="a directory under models/, such as kimi_k3")],
-    stage: Annotated[str, typer.Option("--stage", help="what to validate: numerics")],
+    stage: Annotated[str, typer.Option("--stage", help="what to validate: numerics or accuracy")],
     out: Annotated[
         Path | None, typer.Option("-o", "--out", metavar="DIR", help="where records are kept; by default below $FASTTRACK_HOME")
     ] = None,
@@ -32,7 +32,7 @@ def validate(
         ),
     ] = "64",
     stock_url: Annotated[
-        str | None, typer.Option(metavar="URL", help="numerics between servers: one that runs the stock path")
+        str | None, typer.Option(metavar="URL", help="between servers: one that runs the stock path")
     ] = None,
     candidate_url: Annotated[str | None, typer.Option(metavar="URL", help="one that runs the candidate")] = None,
     oracle_url: Annotated[
@@ -63,6 +63,23 @@ def validate(
     plot: Annotated[
         Path | None, typer.Option(metavar="DIR", help="numerics: also draw error against position, flips, layers")
     ] = None,
+    plan: Annotated[
+        list[Path] | None, typer.Option(metavar="FILE", help="accuracy: plan of one exam, TOML; may be repeated")
+    ] = None,
+    exams: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="accuracy: a frozen exam, or a directory of several")
+    ] = None,
+    stock_model: Annotated[
+        str | None, typer.Option(metavar="NAME", help="accuracy: the model there; needed where it lists several")
+    ] = None,
+    candidate_model: Annotated[str | None, typer.Option(metavar="NAME", help="accuracy: the candidate's model")] = None,
+    workers: Annotated[int, typer.Option(min=1, max=4096, help="accuracy: requests at a time at a server")] = 8,
+    silence: Annotated[
+        float, typer.Option(min=1, help="accuracy: seconds without a byte before an answer is asked for again")
+    ] = 3600,
+    price: Annotated[
+        str | None, typer.Option(metavar="IN,OUT", help="accuracy: USD per million tokens, for the bill")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print data instead of text")] = False,
 ) -> None:
     """Validate a model's decode path on the model. A run that was stopped goes on where it was with the same command.
@@ -79,6 +96,12 @@ def validate(
 
     Between two servers that speak vLLM's or SGLang's interface; exit 2 where they cannot be compared:
     `fasttrack validate kimi_k3 --stage numerics --stock-url http://a:8000 --candidate-url http://b:8000 --tokens FILE`
+
+    Stage accuracy: both servers sit the planned exams, look by look; guards first, then the planned rule. No answer is
+    asked for twice. A key for the servers is taken from $OPENAI_API_KEY.
+
+    Example: `fasttrack validate kimi_k3 --stage accuracy --plan aime25.toml --exams exams
+    --stock-url http://a:8000 --candidate-url http://b:8000 -o runs/accuracy`
     """
     from . import validate_commands
 

@@ -11,6 +11,7 @@ Run = Callable[[str, Mapping[str, Any]], NoReturn]
 
 STAGES = {
     "numerics": "validate_numerics",
+    "accuracy": "validate_accuracy",
 }
 """Stage -> the module of this package whose `run` carries it out"""
 

@@ -85,7 +85,7 @@ def test_verify_and_what_build_refuses(place, capsys):
     assert run(["exam", "verify", str(place / "exam"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["findings"] == []
     assert run(["exam", "build", "sample_integers", "-o", str(place / "exam")]) == 2
-    assert run(["exam", "build", "gpqa_diamond", "-o", str(place / "other")]) == 2
+    assert run(["exam", "build", "gpqa_emerald", "-o", str(place / "other")]) == 2
     assert run(["exam", "build", "mrcr_synthetic", "--needles", "two", "-o", str(place / "other")]) == 2
     assert run(["exam", "verify", str(place / "nowhere")]) == 2
     capsys.readouterr()

@@ -141,6 +141,8 @@ class ModelServer:
     script: Sequence[Play]
     key: str | None = None
     models: Sequence[str] = ("scripted-1",)
+    counters: dict | None = None
+    """What `GET /v1/fasttrack/counters` answers; None: 404."""
     requests: list[dict] = field(default_factory=list)
     headers: list[dict] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)
@@ -158,6 +160,9 @@ class ModelServer:
             def do_GET(self):
                 outer.paths.append(self.path)
                 exchange = Exchange(self, outer, {}, -1)
+                if self.path.endswith("/fasttrack/counters"):
+                    exchange.json(404 if outer.counters is None else 200, outer.counters or {})
+                    return
                 exchange.json(
                     200,
                     {

@@ -54,6 +54,10 @@ class Answer(Frozen):
     finish_reason: str | None
     tokens: int | None = Field(default=None, ge=0)
     """Output tokens, reasoning included."""
+    prompt_tokens: int | None = Field(default=None, ge=0)
+    seconds: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    """From the first attempt to the last byte, waiting between attempts included."""
+    attempts: int | None = Field(default=None, ge=1)
     error: str = ""
     """What went wrong on the way, once retries were used up."""
     score: float | str | None = None

@@ -26,6 +26,7 @@ class Scorer(StrEnum):
     INTEGER = "integer"
     CHOICE = "choice"
     MRCR = "mrcr"
+    LAST_LINE = "last_line"
 
 
 class Message(Frozen):
@@ -48,6 +49,8 @@ class Item(Frozen):
     needles: int | None = None
     words: int | None = None
     """Length of the prompt in words, where the exam is about length."""
+    tokens: int | None = None
+    """Length of prompt and answer in tokens of the published tokenizer, where length bins are published."""
     prompt_sha256: str
 
     @staticmethod
@@ -71,6 +74,13 @@ class Source(Frozen):
     needles: tuple[int, ...] = ()
     words: tuple[int, ...] = ()
     items_each: int | None = None
+    max_tokens: int | None = Field(default=None, ge=1)
+    """Longer items were left out."""
+    repository: str | None = None
+    revision: str | None = None
+    """Published kinds: the commit of the dataset."""
+    files: dict[str, str] = {}
+    """Published kinds: SHA-256 of each file as fetched, by name."""
 
 
 class Manifest(Frozen):
@@ -113,12 +123,18 @@ class Draft:
 
     def files(self) -> dict[str, bytes]:
         """Every file of the directory, byte for byte."""
-        held = {ITEMS: _lines(self.items), KEY: _lines(self.keys)}
-        manifest = Manifest(
+        return {**self._held(), MANIFEST: (self.manifest().canonical_json() + "\n").encode()}
+
+    def manifest(self) -> Manifest:
+        """What the directory will say that it holds."""
+        held = self._held()
+        return Manifest(
             exam=self.exam, scorer=self.scorer, items=len(self.items), licence=self.licence, source=self.source,
             files={name: sha256(data) for name, data in held.items()},
         )  # fmt: skip
-        return {**held, MANIFEST: (manifest.canonical_json() + "\n").encode()}
+
+    def _held(self) -> dict[str, bytes]:
+        return {ITEMS: _lines(self.items), KEY: _lines(self.keys)}
 
 
 def write(draft: Draft, out: Path) -> None:

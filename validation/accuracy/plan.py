@@ -5,6 +5,7 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from ..records import Frozen
+from .answers import Sampling
 from .family import Family
 from .rule import Rule
 
@@ -31,6 +32,8 @@ class Plan(Frozen):
     """The pinned item count."""
     rule: Rule
     limits: Limits = Limits()
+    sampling: Sampling | None = None
+    """What both arms are asked with. None where the answers come recorded; an arm cannot be run without it."""
     family: Family | None = None
     """The exams that are decided together, this one among them."""
 

@@ -23,6 +23,9 @@ def score(scorer: Scorer, item: Item, key: Key, text: str) -> Scored:
     """The score of `text` as an answer to `item`."""
     if scorer is Scorer.MRCR:
         return mrcr(text, key.answer, item.prefix)
+    if scorer is Scorer.LAST_LINE:
+        last = text.strip().rpartition("\n")[2].strip()
+        return Scored(score=float(last == key.answer), parsed=bool(last))
     found = (_INTEGER if scorer is Scorer.INTEGER else _CHOICE).findall(text)
     if not found:
         return Scored(score=0.0, parsed=False)

@@ -91,6 +91,9 @@ def _misfit(scorer: Scorer, item: Item, key: Key) -> str | None:
         if not item.prefix or not key.answer.startswith(item.prefix):
             return "the answer has to start with the prefix"
         return synthetic_mrcr.problem(item, key) if item.id.startswith("mrcr-") else None
+    if scorer is Scorer.LAST_LINE:
+        line = key.answer.strip()
+        return None if line == key.answer and line and "\n" not in line else "its answer is no line"
     if scorer is Scorer.INTEGER:
         digits = key.answer.removeprefix("-")
         return None if digits.isascii() and digits.isdigit() and not item.options else "its answer is no integer"
@@ -104,7 +107,7 @@ def _misfit(scorer: Scorer, item: Item, key: Key) -> str | None:
 def _rebuilt(exam: Exam, data: dict[str, bytes], *, pinned: bool) -> list[Finding]:
     """Whether an exam of an offline kind is what its source gives; of another kind its digest has to be pinned."""
     source = exam.manifest.source
-    if source.kind not in build.KINDS:
+    if build.offline(source.kind) is None:
         message = f"exams of kind {source.kind!r} cannot be built again here: give the digest that is meant"
         return [] if pinned else [Finding(reason="unpinned", message=message)]
     try:
