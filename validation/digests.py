@@ -6,10 +6,13 @@ from pathlib import Path, PurePosixPath
 
 from .records import digest_files
 
-# What decides a verdict, relative to `validation/`. Contracts have digests of their own; of the claims only cells are
-# part of a verdict, rules about texts are not.
-JUDGE_ROOMS = ("judge", "numerics", "performance", "sandbox", "timing")
-JUDGE_FILES = ("digests.py", "errors.py", "records.py", "tensors.py", "contracts/base.py", "claims/cells.py")
+# What decides a verdict, relative to `validation/`: the judge's rooms, and what they import of others. Contracts have digests
+# of their own. Nothing else may be here: evidence is stale as soon as one of these files changes.
+JUDGE_ROOMS = ("judge", "sandbox", "timing")
+JUDGE_FILES = (
+    "digests.py", "errors.py", "records.py", "tensors.py", "contracts/base.py", "claims/cells.py", "numerics/calibrate.py",
+    "numerics/errors.py", "performance/hardware.py", "performance/hardware.toml",
+)  # fmt: skip
 
 
 def is_judge_source(path: str) -> bool:
