@@ -1,5 +1,6 @@
 """What `fasttrack validate --stage numerics` prints: verdicts rung by rung, figures with their noise, worst tokens."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,12 +15,12 @@ from fasttrack_validation.numerics.whole_model.tokens import CANDIDATE, STOCK
 
 _METRICS = {"logits": "logits, relative", "log_prob": "log-prob of what follows", "divergence": "KL, nats"}
 _QUANTILES = ("median", "p999", "maximum")
-_SHOWN = 8
+_SHOWN, _WIDTH = 8, 180
 
 
 def verdict(of: StageVerdict, worst: Sequence[Worst], out: Path, drawn: Sequence[Path]) -> None:
     """The whole stage."""
-    console = Console(highlight=False, soft_wrap=False)
+    console = _console()
     settings = of.subject.settings
     console.print(
         f"numerics of {of.subject.model}: candidate {settings.candidate}, checkpoint {of.subject.checkpoint[:12]}, "
@@ -49,7 +50,7 @@ def where(place: Where | None) -> str:
 
 def faults(of: FaultTable) -> None:
     """Which rung catches which fault, and where it says that it is."""
-    console = Console(highlight=False)
+    console = _console()
     rungs = [cell.rung for row in of.rows for cell in row.cells]
     columns = list(dict.fromkeys(rungs))
     table = Table(title="Planted faults, and the rungs that catch them", title_justify="left")
@@ -64,6 +65,12 @@ def faults(of: FaultTable) -> None:
         table.add_row(escape(f"{row.fault}: {row.title}"), planted, *marks, escape(where(first)))
     console.print(table)
     console.print("every fault is caught, the honest twin by no rung" if of.holds else "NOT every fault is caught")
+
+
+def _console() -> Console:
+    """As wide as the terminal, or wide enough for a table in a file."""
+    console = Console(highlight=False)
+    return console if console.is_terminal or "COLUMNS" in os.environ else Console(highlight=False, width=_WIDTH)
 
 
 def _mark(result: Result) -> str:

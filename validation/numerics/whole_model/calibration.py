@@ -86,9 +86,10 @@ def typical(candidate: np.ndarray, noise: Mapping[str, np.ndarray], seed: int = 
 
 
 def largest(
-    candidate: np.ndarray, noise: Mapping[str, np.ndarray], scale: np.ndarray | None = None
+    candidate: np.ndarray, noise: Mapping[str, np.ndarray], scale: np.ndarray | None = None, *, least: float | None = None
 ) -> Largest:  # fmt: skip
-    """Of columns [tokens] of errors, at least two of noise. `scale` [tokens]: what is usual; by default the noise's."""
+    """Of columns [tokens] of errors, at least two of noise. `scale` [tokens]: what is usual; by default the noise's.
+    `least`: below so many times that nothing is said, `LEAST` if not given."""
     columns = np.stack(list(noise.values()))
     if not columns.size:
         return Largest(0.0, RATIO, 0, None)
@@ -98,7 +99,7 @@ def largest(
     else:
         quotients = candidate / _scale(columns, floor)
         others = np.stack([columns[i] / _scale(np.delete(columns, i, 0), floor) for i in range(len(columns))])
-    limit = max(tail_limit(others, len(candidate)), LEAST)
+    limit = max(tail_limit(others, len(candidate)), LEAST if least is None else least)
     beyond = np.flatnonzero(~(quotients <= limit))
     row = int(np.argmax(np.where(np.isnan(quotients), np.inf, quotients)))
     return Largest(float(quotients[row]), limit, row, int(beyond[0]) if len(beyond) else None)

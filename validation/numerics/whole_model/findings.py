@@ -18,6 +18,11 @@ UNLIKELY = 1e-5
 """Probability below which a count of other experts is no accident"""
 
 
+STATE = 10.0
+"""Times the noise that a state may be off: one token that went to other experts, in a tie, leaves several behind for as
+long as a head remembers. What a wrong slot, a wrong page or a missing roll-back leaves is a hundred"""
+
+
 class Result(StrEnum):
     """Of a check, a rung, a run."""
 
@@ -287,7 +292,7 @@ def _states(units: Sequence[UnitRecords]) -> list[Check]:
             continue
         own = np.array([end.states[CANDIDATE][pool] for _, pool, end in chosen])
         noise = {path: np.array([end.states[path][pool] for _, pool, end in chosen]) for path in paths}
-        top = largest(own, noise)
+        top = largest(own, noise, least=STATE)
         beyond = top.first if top.first is not None else top.row
         unit, pool, end = chosen[beyond]
         off = end.rows[CANDIDATE].get(pool, -1)

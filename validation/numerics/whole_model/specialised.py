@@ -58,7 +58,7 @@ class Specialised(Arm):
 
     def committed(self, request: int) -> dict[str, Tensor]:
         """What later steps can see of a request."""
-        return {name: unpacked(tensor) for name, tensor in self._ask("committed", request=request).items()}
+        return {name: received(tensor) for name, tensor in self._ask("committed", request=request).items()}
 
     def null_pages(self) -> tuple[str, ...]:
         """Pools whose null page was written."""
@@ -77,11 +77,19 @@ class Specialised(Arm):
         sent = {name: packed(tensor) for name, tensor in inputs.items()}
         command = "true_op" if true_widths else "op"
         found = self._ask(command, op=op, at=at.model_dump(mode="json"), inputs=sent)
-        return {name: unpacked(tensor) for name, tensor in found.items()}
+        return {name: received(tensor) for name, tensor in found.items()}
 
     def launches(self) -> list[str]:
         """Names of the kernels that ran."""
         return self._ask("launches")
+
+
+def received(data: Any) -> Tensor:
+    """The tensor that `packed` was given; empty ones (what no other rank sent) among them."""
+    import torch
+
+    dtype, shape, contents = data
+    return unpacked(data) if contents else torch.empty(shape, dtype=getattr(torch, dtype))
 
 
 def _plain(batch: Any) -> dict[str, Any]:
@@ -90,7 +98,7 @@ def _plain(batch: Any) -> dict[str, Any]:
 
 def _seen(sent: dict[str, Any]) -> Seen:
     return Seen(
-        unpacked(sent["logits"]), unpacked(sent["streams"]),
-        *({layer: unpacked(tensor) for layer, tensor in sent[name].items()} for name in ("chosen", "scores")),
+        received(sent["logits"]), received(sent["streams"]),
+        *({layer: received(tensor) for layer, tensor in sent[name].items()} for name in ("chosen", "scores")),
         sent["ran"],
     )  # fmt: skip

@@ -19,9 +19,10 @@ from ...contracts.kimi_k3.architecture import Architecture  # noqa: E402
 from ...contracts.kimi_k3.numerics import kernel_sizes, op_exams  # noqa: E402
 from ...contracts.kimi_k3.numerics.paths import Paths, Seen  # noqa: E402
 from ...contracts.kimi_k3.step.state import PADDING, Batch  # noqa: E402
-from ...performance.arm import packed, unpacked  # noqa: E402
+from ...performance.arm import packed  # noqa: E402
 from ...performance.directory import load  # noqa: E402
 from .simulated_ranks import Group, launch_op, resize  # noqa: E402
+from .specialised import received  # noqa: E402
 
 
 def main(descriptor: int, role: str, model: str, directory: str) -> None:
@@ -140,7 +141,7 @@ class Worker:
     def _launch(
         self, contract: OpContract, workload: Workload, inputs: dict[str, Any], config: dict[str, Any]
     ) -> dict[str, Any]:
-        tensors = op_exams.laid(contract, workload, {name: unpacked(tensor) for name, tensor in inputs.items()})
+        tensors = op_exams.laid(contract, workload, {name: received(tensor) for name, tensor in inputs.items()})
         launch_op(self.directory.kernel(f"kernels/{contract.op}.py"), contract, workload, tensors, config)
         return {name: packed(tensors[name]) for name in contract.produced}
 
