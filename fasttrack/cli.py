@@ -331,7 +331,6 @@ app.command("new-model")(new_model_cli.new_model)
 app.command()(kit_cli.kit)
 app.command()(validate_cli.validate)
 app.command()(serve_cli.serve)
-app.command()(validate_cli.validate)
 
 
 @app.command()

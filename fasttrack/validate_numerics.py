@@ -13,7 +13,8 @@ import typer
 from fasttrack_validation.errors import UserError
 from fasttrack_validation.numerics.whole_model import faulted
 from fasttrack_validation.numerics.whole_model import stage as ladder
-from fasttrack_validation.numerics.whole_model.findings import Result
+from fasttrack_validation.numerics.whole_model import verdict as kept
+from fasttrack_validation.numerics.whole_model.checks import Result
 from fasttrack_validation.numerics.whole_model.plan import Settings
 from fasttrack_validation.numerics.whole_model.scenario import RungName
 
@@ -30,7 +31,7 @@ def run(model: str, options: Mapping[str, Any]) -> NoReturn:
     if options["recompute"]:
         if options["faults"] or options["fresh"]:
             raise UserError("--recompute runs nothing", "leave out --faults and --fresh")
-        _show(ladder.judge(out), out, options)
+        _show(kept.judge(out), out, options)
     directory = model_dir.load(model)
     if options["fresh"]:
         _clear(out)
@@ -84,14 +85,14 @@ def _checkpoint(named: Path | None) -> Path:
     return material.checkpoint(named)
 
 
-def _subject(model: str, directory: model_dir.ModelDirectory, settings: Settings, checkpoint: Path) -> ladder.Subject:
+def _subject(model: str, directory: model_dir.ModelDirectory, settings: Settings, checkpoint: Path) -> kept.Subject:
     from fasttrack_validation.contracts.kimi_k3.numerics import material
 
     specialised = settings.candidate == "specialised"
-    harness = ladder.harness_digest()
-    return ladder.Subject(
+    harness = kept.harness_digest()
+    return kept.Subject(
         model=model, checkpoint=material.digest(checkpoint), settings=settings, harness=harness,
-        candidate=ladder.directory_digest(directory.path) if specialised else harness,
+        candidate=kept.directory_digest(directory.path) if specialised else harness,
     )  # fmt: skip
 
 
@@ -109,7 +110,7 @@ def _clear(out: Path) -> None:
     """Removes a run's records, and nothing else."""
     if not out.exists():
         return
-    if any(out.iterdir()) and not (out / ladder.MANIFEST).exists() and not list(out.glob("*.jsonl.gz")):
+    if any(out.iterdir()) and not (out / kept.MANIFEST).exists() and not list(out.glob("*.jsonl.gz")):
         raise UserError(f"{out} holds something else than records", "name a directory of its own with --out")
     shutil.rmtree(out)
 
@@ -126,7 +127,7 @@ def _faults(settings: Settings, checkpoint: Path, out: Path, options: Mapping[st
     raise typer.Exit(0 if table.holds else 1)
 
 
-def _show(verdict: ladder.StageVerdict, out: Path, options: Mapping[str, Any]) -> NoReturn:
+def _show(verdict: kept.StageVerdict, out: Path, options: Mapping[str, Any]) -> NoReturn:
     drawn = []
     if options["plot"] is not None:
         from . import validate_plot
@@ -136,7 +137,7 @@ def _show(verdict: ladder.StageVerdict, out: Path, options: Mapping[str, Any]) -
         shown = {"out": str(out), "digest": verdict.digest(), "figures": [str(path) for path in drawn]}
         print(json.dumps({**shown, "verdict": verdict.model_dump(mode="json")}))
     else:
-        validate_text.verdict(verdict, ladder.worst(out), out, drawn)
+        validate_text.verdict(verdict, kept.worst(out), out, drawn)
     raise typer.Exit(CODES[verdict.result])
 
 

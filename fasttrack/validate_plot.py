@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from fasttrack_validation.errors import UserError
-from fasttrack_validation.numerics.whole_model import stage, tokens
+from fasttrack_validation.numerics.whole_model import tokens, verdict
 from fasttrack_validation.numerics.whole_model.table import Table, table
 from fasttrack_validation.numerics.whole_model.tokens import CANDIDATE, ORACLE
 
@@ -22,7 +22,7 @@ def draw(out: Path, to: Path) -> list[Path]:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise UserError("drawing needs matplotlib, which is not installed", "pip install 'fasttrack[plot]'") from error
-    files = [file for file in tokens.units(out) if file.name not in (stage.OP, stage.LONG)]
+    files = [file for file in tokens.units(out) if file.name not in (verdict.OP, verdict.LONG)]
     if not files:
         raise UserError(f"{out} holds no records of tokens: there is nothing to draw", "run a rung beyond `op` first")
     to.mkdir(parents=True, exist_ok=True)

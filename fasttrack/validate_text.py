@@ -9,8 +9,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from fasttrack_validation.numerics.whole_model.faulted import FaultTable
-from fasttrack_validation.numerics.whole_model.findings import Check, Result, RungVerdict, Spread, Where
-from fasttrack_validation.numerics.whole_model.stage import StageVerdict, Worst
+from fasttrack_validation.numerics.whole_model.checks import Check, Result, RungVerdict, Spread, Where
+from fasttrack_validation.numerics.whole_model.verdict import StageVerdict, Worst
 from fasttrack_validation.numerics.whole_model.tokens import CANDIDATE, STOCK
 
 _METRICS = {"logits": "logits, relative", "log_prob": "log-prob of what follows", "divergence": "KL, nats"}

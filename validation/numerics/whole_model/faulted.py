@@ -5,7 +5,7 @@ from pathlib import Path
 
 from ...records import Frozen
 from . import findings, long_rung, op_rung, side_by_side, stage, tokens
-from .findings import Result, Where
+from .checks import Result, RungVerdict, Where
 from .plan import Material, Settings, works
 from .runner import UnitRun
 from .scenario import RungName
@@ -111,7 +111,7 @@ def _sit(contract, tp: int, seed: int, run: op_rung.Run, rows: int) -> list[op_r
     return [op_rung.sit(contract, at, name, seed + number, run) for number, name in enumerate(contract.distributions)]
 
 
-def _cell(verdict: findings.RungVerdict) -> Cell:
+def _cell(verdict: RungVerdict) -> Cell:
     return Cell(rung=verdict.rung, result=verdict.result, first=verdict.first, text=verdict.text)
 
 

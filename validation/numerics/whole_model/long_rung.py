@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ...records import Frozen
 from .calibration import RATIO, largest, typical
-from .findings import Check, Result, RungVerdict, Where
+from .checks import Check, Result, RungVerdict, Where
 from .tokens import CANDIDATE
 
 

@@ -8,7 +8,7 @@ from ...contracts.base import OpContract, Workload
 from ...records import Frozen
 from ...tensors import torch_dtype
 from ..calibrate import Decision, Ruling, decide, measure
-from .findings import Check, Result, RungVerdict, Where
+from .checks import Check, Result, RungVerdict, Where
 
 Run = Callable[[OpContract, Workload, Mapping[str, Tensor]], Mapping[str, Tensor]]
 """What a candidate makes of an exam's inputs: every tensor that the op produces"""

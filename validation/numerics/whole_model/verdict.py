@@ -1,0 +1,199 @@
+"""What follows from the records of a run, and what they are about. Runs nothing."""
+
+import gzip
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ...errors import UserError
+from ...records import Frozen, digest_files, sha256
+from . import findings, long_rung, op_rung, table, tokens
+from .checks import Result, RungVerdict
+from .plan import Settings
+from .scenario import RungName
+from .tokens import CANDIDATE, ORACLE
+
+MANIFEST, VERDICT = "run.json", "verdict.json"
+OP, LONG = "op.jsonl.gz", "long.jsonl.gz"
+LONG_TP = 48
+"""Ranks of the group whose one rank the long rung looks at: two heads of true shape"""
+NO_LONG = "a million decode steps of the kernels need a GPU; an interpreter does a few a second"
+STOPPED = "the run was stopped before: the same command goes on"
+
+
+class NotRun(Frozen):
+    """A rung that did not run, and why."""
+
+    rung: str
+    tp: int
+    reason: str
+
+
+class Subject(Frozen):
+    """What the records are about."""
+
+    model: str
+    checkpoint: str
+    """Digest of its files"""
+    candidate: str
+    """Digest of the candidate's sources: of the model directory, or of the PyTorch paths"""
+    harness: str
+    """Digest of what runs and judges"""
+    settings: Settings
+
+
+class StageVerdict(Frozen):
+    """The verdict of the whole stage: a function of the records alone."""
+
+    subject: Subject
+    result: Result
+    rungs: tuple[RungVerdict, ...]
+    not_run: tuple[NotRun, ...]
+    evidence: dict[str, str]
+    """File -> SHA-256"""
+
+
+def judge(out: Path) -> StageVerdict:
+    """The verdict of what lies in `out`, computed anew from the records."""
+    subject = subject_of(out)
+    groups: dict[tuple[str, int], list[tokens.UnitRecords]] = {}
+    for file in tokens.units(out):
+        if file.name in (OP, LONG):
+            continue
+        records = tokens.read(file)
+        if records.header.subject != subject.digest():
+            raise UserError(f"{file} is about another subject than {out / MANIFEST}", "give each run a directory of its own")
+        groups.setdefault((records.header.rung, records.header.tp), []).append(records)
+    verdicts: list[RungVerdict] = []
+    if (out / OP).exists():
+        exams = [op_rung.Exam.model_validate(item) for item in read_lines(out / OP)]
+        for tp in sorted({exam.tp for exam in exams}):
+            verdicts.append(op_rung.judged([exam for exam in exams if exam.tp == tp]))
+    verdicts += [findings.judged(units) for _, units in sorted(groups.items(), key=lambda item: _order(*item[0]))]
+    if (out / LONG).exists():
+        points = [long_rung.Point.model_validate(item) for item in read_lines(out / LONG)]
+        verdicts.append(long_rung.judged(points, LONG_TP))
+    not_run = tuple(_missing(subject, verdicts))
+    results = {verdict.result for verdict in verdicts}
+    if Result.FAIL in results:
+        result = Result.FAIL
+    elif Result.INCONCLUSIVE in results or not_run or not verdicts:
+        result = Result.INCONCLUSIVE
+    else:
+        result = Result.PASS
+    evidence = {file.name: sha256(file.read_bytes()) for file in tokens.units(out)}
+    return StageVerdict(subject=subject, result=result, rungs=tuple(verdicts), not_run=not_run, evidence=evidence)
+
+
+class Worst(Frozen):
+    """A token with what stood before it."""
+
+    rung: str
+    unit: str
+    position: int
+    change: float
+    """Of the log-prob of the token that follows, candidate against oracle"""
+    noise: float
+    """The largest of the same of the stock path and its repetitions"""
+    margin: float
+    context: str
+    follows: str
+    oracle: str
+    candidate: str
+
+
+def worst(out: Path, count: int = 5) -> list[Worst]:
+    """The tokens whose log-prob the candidate changes most, beside what the noise does there."""
+    from ...contracts.kimi_k3.nano.tokenizer import SYMBOLS
+
+    found = []
+    for file in tokens.units(out):
+        if file.name in (OP, LONG):
+            continue
+        records = tokens.read(file)
+        of = table.table([records])
+        before: dict[int, list[int]] = {}
+        contexts = []
+        for token in of.tokens:
+            line = before.setdefault(token.request, [])
+            line.append(token.token)
+            contexts.append(tuple(line[-12:]))
+        change = of.change(CANDIDATE)
+        for row in change.argsort()[::-1][:count]:
+            symbol = lambda number: SYMBOLS[number] if number < len(SYMBOLS) else f"<{number}>"  # noqa: E731
+            found.append(Worst(
+                rung=records.header.rung, unit=records.header.unit, position=of.tokens[row].position,
+                change=float(min(change[row], 1e30)), noise=float(max(of.change(path)[row] for path in of.noise)),
+                margin=float(of.margin[row]), context="".join(map(symbol, contexts[row])),
+                follows=symbol(of.tokens[row].target), oracle=symbol(of.top[ORACLE][row]),
+                candidate=symbol(of.top[CANDIDATE][row]),
+            ))  # fmt: skip
+    return sorted(found, key=lambda one: -one.change)[:count]
+
+
+def harness_digest() -> str:
+    """SHA-256 (hex) over what runs the ladder and judges it."""
+    root = Path(__file__).parents[2]
+    folders = ("numerics", "contracts/kimi_k3/numerics", "contracts/kimi_k3/step", "contracts/kimi_k3/kda_decode")
+    files = [path for folder in folders for path in (root / folder).rglob("*.py")]
+    return digest_files({path.relative_to(root).as_posix(): path.read_bytes() for path in files})
+
+
+def directory_digest(directory: Path) -> str:
+    """SHA-256 (hex) over the sources of a model directory: all but what reports on them."""
+    kinds = (".py", ".toml", ".cu", ".cuh")
+    files = [path for path in directory.rglob("*") if path.suffix in kinds and path.is_file()]
+    return digest_files({
+        path.relative_to(directory).as_posix(): path.read_bytes()
+        for path in files if path.relative_to(directory).parts[0] not in ("evidence", "report")
+    })  # fmt: skip
+
+
+def subject_of(out: Path) -> Subject:
+    """What the records in `out` are about. UserError where there are none."""
+    try:
+        return Subject.model_validate_json((out / MANIFEST).read_bytes())
+    except (OSError, ValueError) as error:
+        raise UserError(f"{out} holds no run of the numerics stage", "name the --out of one") from error
+
+
+def _missing(subject: Subject, verdicts: list[RungVerdict]) -> Iterator[NotRun]:
+    ran = {(verdict.rung, verdict.tp) for verdict in verdicts}
+    for rung in RungName:
+        if rung not in subject.settings.rungs:
+            yield NotRun(rung=rung, tp=0, reason="not asked for")
+        elif rung is RungName.LONG_CONTEXT:
+            if not any(name == rung for name, _ in ran):
+                yield NotRun(
+                    rung=rung, tp=0,
+                    reason=NO_LONG if subject.settings.candidate == "specialised" else STOPPED,
+                )  # fmt: skip
+        else:
+            for tp in subject.settings.tps if rung is not RungName.GREEDY else (1,):
+                if (rung, tp) not in ran:
+                    yield NotRun(rung=rung, tp=tp, reason=STOPPED)
+
+
+def _order(rung: str, tp: int) -> tuple[int, int]:
+    return list(RungName).index(RungName(rung)), tp
+
+
+def write_lines(file: Path, records: list[Frozen]) -> None:
+    text = "".join(f"{record.canonical_json()}\n" for record in records)
+    _write_bytes(file, gzip.compress(text.encode(), 9, mtime=0))
+
+
+def read_lines(file: Path) -> list[Mapping[str, Any]]:
+    return [json.loads(line) for line in gzip.decompress(file.read_bytes()).decode().splitlines()]
+
+
+def write(file: Path, text: str) -> None:
+    _write_bytes(file, text.encode())
+
+
+def _write_bytes(file: Path, data: bytes) -> None:
+    temporary = file.with_name(file.name + ".new")
+    temporary.write_bytes(data)
+    os.replace(temporary, file)
