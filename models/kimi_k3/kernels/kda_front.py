@@ -1,5 +1,7 @@
 """A KDA layer from its first AttnRes mix to what enters the mixture of experts: six ops in one cooperative launch.
 
+Of router and latent down-projection this rank computes its own rows, which all ranks gather.
+
 Covers attn_res_norm, in_projection, kda_decode, o_proj_residual, attn_res_norm, front, and names buffers as the
 contract of that part of the op graph does.
 
@@ -79,8 +81,14 @@ def prepare(ctx, static, axes, config):
         "rate": static.a_log.exp(),
         "in_proj_units": units(static.in_proj, 1),
         "o_proj_units": units(static.o_proj, 2),
-        "front_units": units(torch.cat([static.router, static.latent_down, pairs]), 1),
+        "front_units": units(_front(static.router, static.latent_down, pairs), 1),
     }
+
+
+def _front(router, latent_down, pairs):
+    """This rank's rows of the three, the pairs at a multiple of 16 behind zeros."""
+    gap = pairs.new_zeros(-(len(router) + len(latent_down)) % 16, pairs.shape[1])
+    return torch.cat([router, latent_down, gap, pairs])
 
 
 def units(weight, groups):

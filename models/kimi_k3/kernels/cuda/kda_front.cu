@@ -16,7 +16,8 @@
 #include "weight_ring.cuh"
 
 constexpr int kProjected = (4 * kChannels + kGateRank + HEADS + 15) / 16 * 16;
-constexpr int kFront = ROUTER + LATENT + 2 * SHARED;
+constexpr int kPairs = (ROUTER + LATENT + 15) / 16 * 16;  // where gate and up begin among the front's rows
+constexpr int kFront = kPairs + 2 * SHARED;
 constexpr int kRowsAtOnce = 8;
 constexpr int kPhases = 5;
 // Places in `cells`, behind the barrier's: flags of the blocks, 32 bits each; mail of the rows' first mixes.
@@ -300,11 +301,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kda_front(
                 if (at >= rows) return;
                 if (line < ROUTER) {
                     logits[at * ROUTER + line] = parts.sum() + rest[0];
-                } else if (line < ROUTER + LATENT) {
-                    latent[at * LATENT + line - ROUTER] = __float2bfloat16(parts.sum() + rest[0]);
+                } else if (line < kPairs) {
+                    if (line < ROUTER + LATENT)
+                        latent[at * LATENT + line - ROUTER] = __float2bfloat16(parts.sum() + rest[0]);
                 } else if (thread < 64) {  // eight rows of the gate, then the same eight of the up-projection
                     const float gate = parts.sum() + rest[0], up = parts.sum(64) + rest[1];
-                    const int channel = (line - ROUTER - LATENT) / 16 * 8 + (thread >> 3);
+                    const int channel = (line - kPairs) / 16 * 8 + (thread >> 3);
                     shared[at * SHARED + channel] = __float2bfloat16(situ(gate, up));
                 }
             });

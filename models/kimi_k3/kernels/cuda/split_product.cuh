@@ -1,5 +1,5 @@
 // A product x W^T over all blocks: W comes through the ring in units of 16 KiB, and every block owns the same number of
-// consecutive units, give or take one, wherever a row of W ends.
+// consecutive units, give or take one, wherever a row of W ends; none, where there are too few to share out.
 //
 // A unit is TM groups of 16 rows of W by 512 / TM of k, in order of rows, then k. A warp multiplies 32 of k of one
 // group: two MMA steps, whose activations stay in its registers for all rows of W. A tile (TM groups, all of k) that
@@ -21,10 +21,14 @@ struct SplitProduct {
     static constexpr int kUnits = kTiles * kChunks;
     static constexpr int kSharers = kWarps / TM;        // warps that split the k of a group
     static_assert(K % kChunk == 0 && ROWS_OF_W % (16 * TM) == 0, "units tile the weight");
-    static_assert(kUnits / BLOCKS_ >= kChunks - 1, "a tile has at most two parts");
+    // A tile has at most two parts. Where there are too few units for that, fewer blocks work: halves of a tile each, or
+    // nearly a whole one.
+    static constexpr int kBlocks = kUnits / BLOCKS_ >= kChunks - 1          ? BLOCKS_
+                                   : kChunks % 2 == 0 && 2 * kTiles <= BLOCKS_ ? 2 * kTiles
+                                                                            : kUnits / (kChunks - 1);
 
-    __device__ static int begin(int block) { return block * kUnits / BLOCKS_; }
-    __device__ static int owner(int unit) { return ((unit + 1) * BLOCKS_ - 1) / kUnits; }
+    __device__ static int begin(int block) { return min(block, kBlocks) * kUnits / kBlocks; }
+    __device__ static int owner(int unit) { return ((unit + 1) * kBlocks - 1) / kUnits; }
 
     // Whether the row `row` of W is computed in two parts.
     __device__ static bool halved(int row) {
