@@ -16,7 +16,10 @@ CASES = {
     "tp8, one row": (experts_cuda, 384, 1, "resident", {}),
     "tp8, 64 rows": (experts_cuda, 384, 64, "spread", {}),
     "tp16, 9 rows": (experts_cuda, 192, 9, "resident", {}),
-    "tp8, choice and shared expert": (moe_half, 384, 8, "resident", {"shared": 768}),
+    "tp8, choice and shared expert": (moe_half, 384, 8, "resident", {"shared_down_x": 768}),
+    "tp8, one row to the layer's end": (moe_half, 384, 1, "resident", {"shared_down_x": 768, "columns": 896}),
+    "tp8, 16 rows to the layer's end": (moe_half, 384, 16, "resident", {"shared_down_x": 768, "columns": 896}),
+    "tp16, 64 rows to the layer's end": (moe_half, 192, 64, "spread", {"shared_down_x": 384, "columns": 448}),
     "tp16, choice alone": (moe_half, 192, 3, "spread", {}),
 }
 
@@ -26,7 +29,7 @@ class Asked:
 
     hardware = SimpleNamespace(multiprocessors=132)
 
-    def cuda(self, file, kernel, *, threads, constants, cooperative):
+    def cuda(self, file, kernel, *, threads, constants, cooperative, pdl):
         self.variant = {"file": file, "function": kernel, "constexprs": constants}
         self.options = {"threads": threads, "cluster": 1, "cooperative": cooperative}
         return self
@@ -40,13 +43,19 @@ class Asked:
 
 
 def asked_for(module, channels, rows, structure, more):
+    columns = more.get("columns")
     axes = {"rows": rows, "channels": channels, "experts": EXPERTS}
-    config = {"structure": structure, "num_stages": 3}
-    names = ["stages13", "stages2", "x", "routed", *module.scratch(axes, config), *module.persistent(axes, config)]
+    axes |= {"columns": columns, "tp": 7168 // columns} if columns else {}
+    config = {"structure": structure, "num_stages": 2 if columns else 3}
+    x = "experts_x" if more else "x"
+    names = ["stages13", "stages2", x, "experts_routed" if columns else "routed", *module.scratch(axes, config), *module.persistent(axes, config)]
     names += ["logits", "correction_bias"] if module is moe_half else ["ids", "weights"]
     names += ["shared_stages", "partial"] if more else []
+    names += ["up_rows", "latent_norm", "residual", "stream"] if columns else []
     buffers = {name: torch.empty(1, 1) for name in names}
-    buffers |= {name: torch.empty(rows, width) for name, width in more.items()}
+    buffers |= {name: torch.empty(rows, width) for name, width in more.items() if name != "columns"}
+    if columns:
+        buffers |= {name: torch.empty(axes["tp"], rows, 8) for name in ("latent_up_routed", "shared")}
     context = Asked()
     module.launch(context, SimpleNamespace(**buffers), axes, config)
     return context

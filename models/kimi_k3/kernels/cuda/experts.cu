@@ -1,9 +1,9 @@
 // Sixteen MXFP4 experts a row in one persistent launch: W1 and W3 with SiTU, grid barrier, W2, weighted sum. With ROUTE
 // their choice comes before, with SHARED the second product of the shared expert: its weights are on their way while the
-// choice is made.
+// choice is made. With UP the layer's end comes behind a last barrier, where ranks exchange: see latent_up.cuh.
 //
 // Constants from the host: EXPERTS, TOP, LATENT, CHANNELS (of this rank), MOST_ROWS, STAGES of a warp's ring, SPREAD,
-// BLOCKS of the grid, ROUTE, SHARED, HIDDEN, SHARED_CHANNELS,
+// BLOCKS of the grid, ROUTE, SHARED, HIDDEN, SHARED_CHANNELS, UP with what latent_up.cuh takes,
 // SITU_BETA, SITU_LINEAR_BETA, ROUTED_SCALING, SHARED_BYTES of shared memory.
 //
 // A unit is an expert with the places (row * TOP + place) that chose it, so its weights are read once whatever their
@@ -25,6 +25,9 @@
 #include "mxfp4.cuh"
 #include "routing.cuh"
 #include "weight_stream.cuh"
+#if UP
+#include "latent_up.cuh"
+#endif
 
 #define WARPS UNIT_WARPS
 #define SLICES 8
@@ -50,7 +53,14 @@ struct Shared {
     UnitsWork listing;
     Slice partial[GROUPS][2][SLICES];
     float products[SPREAD ? 1 : 2][SPREAD ? 1 : MOST_PLACES][16];
+#if UP
+    UpShared tail;
+#endif
   };
+#if UP
+  alignas(128) unsigned char up[UP_BYTES];
+  u64 up_arrived;
+#endif
   u64 arrived[WARPS][STAGES];
   u64 full[GROUPS][2], empty[GROUPS][2];
   float weights[SPREAD ? TOP : MOST_PLACES];
@@ -124,6 +134,11 @@ experts(
 #if SHARED
     const unsigned char* shared_down, const u16* shared_x, int shared_x_stride, u16* partial,
 #endif
+#if UP
+    const unsigned char* up, const u16* latent_norm, const u16* every_routed, int routed_stride, int routed_row_stride,
+    const u16* every_shared, int shared_stride, int shared_row_stride, const u16* residual, int residual_stride,
+    u16* stream_out, u16* normed,
+#endif
     const unsigned char* w13, const unsigned char* w2, const u16* x, int x_stride, int rows, u16* activation,
     float* outputs, u32* barrier, u16* routed) {
   extern __shared__ __align__(128) unsigned char memory[];
@@ -135,8 +150,12 @@ experts(
   if (lane == 0) {
     for (int i = 0; i < STAGES; i++) barrier_init(&s.arrived[warp][i], 1);
     if (slice < 2) barrier_init(&s.full[group][slice], SLICES), barrier_init(&s.empty[group][slice], 1);
+#if UP
+    if (threadIdx.x == 0) barrier_init(&s.up_arrived, 1);
+#endif
     barriers_ready();
   }
+  asm volatile("griddepcontrol.launch_dependents;");
 
   // What this warp takes, in order: `shared_count` row blocks of the shared expert, `first_count` (unit, row block) of
   // W1 and W3, `second_count` of W2. It may ask for the first `known` of them.
@@ -178,6 +197,12 @@ experts(
     while (stream.asked < known && stream.asked - stream.taken < STAGES && lane == 0) ask();
   };
   ask_all();
+#if UP
+  const bool ends = blockIdx.x < UP_BLOCKS;
+  if (ends && threadIdx.x == 0) bring(&s.up_arrived, s.up, up + (size_t)blockIdx.x * UP_BYTES, UP_BYTES);
+#endif
+  // Until here weights alone were read: under programmatic launch the kernel in front may still run.
+  asm volatile("griddepcontrol.wait;" ::: "memory");
   __syncthreads();
 
   int turn = 0;
@@ -364,11 +389,32 @@ experts(
   }
   __syncthreads();
   const int block = threadIdx.x / (rows * 16), row = threadIdx.x / 16 % rows, channel = threadIdx.x % 16;
-  if (block >= own_blocks) return;
-  float total = 0;
+  if (block < own_blocks) {
+    float total = 0;
 #pragma unroll
-  for (int k = 0; k < TOP; k++)
-    total = fmaf(s.weights[row * TOP + k], s.products[block][row * TOP + k][channel], total);
-  routed[(size_t)row * LATENT + (blockIdx.x + block * gridDim.x) * 16 + channel] = to_bf16(total);
+    for (int k = 0; k < TOP; k++)
+      total = fmaf(s.weights[row * TOP + k], s.products[block][row * TOP + k][channel], total);
+    routed[(size_t)row * LATENT + (blockIdx.x + block * gridDim.x) * 16 + channel] = to_bf16(total);
+  }
+#endif
+#if UP
+  // What this rank sends is there; here ranks exchange.
+  if (!grid_barrier(barrier)) return;
+  const UpTensors t = {up, latent_norm, every_routed, every_shared, residual, stream_out, normed, routed_stride,
+                       routed_row_stride, shared_stride, shared_row_stride, residual_stride};
+  if (rows == 1) {
+    if (!ends) return;
+    norm_row(t, s.tail, 0, s.tail.row);
+    barrier_wait(&s.up_arrived, 0);
+    __syncthreads();
+    up_tile(t, s.tail, s.up, blockIdx.x, 0, 1, s.tail.row);
+    return;
+  }
+  for (int row = blockIdx.x; row < rows; row += gridDim.x) norm_row(t, s.tail, row, normed + (size_t)row * LATENT);
+  if (!grid_barrier(barrier)) return;
+  if (!ends) return;
+  barrier_wait(&s.up_arrived, 0);
+  for (int tile = 0; tile < rows; tile += 8)
+    up_tile(t, s.tail, s.up, blockIdx.x, tile, rows, normed + (size_t)tile * LATENT);
 #endif
 }
