@@ -28,17 +28,8 @@ READ_CEILING = 4.25e12
 COPIES = 3
 REPLAYS = 30
 STAGES = (
-    "first mix",
-    "barrier",
-    "in_projection",
-    "barrier",
-    "kda step",
-    "barrier",
-    "o_proj",
-    "barrier",
-    "second mix",
-    "front",
-)
+    "first mix", "barrier", "in_projection", "state", "kda step", "barrier", "o_proj", "banks", "second mix", "front"
+)  # fmt: skip
 
 kernel = import_module("fasttrack_models.kimi_k3.kernels.kda_front")
 
@@ -97,11 +88,7 @@ class Bound:
 
 def check(op, workload, context, config, distribution):
     """Ratios of the candidate's to the plain path's median error by tensor, and the messages of what fails."""
-    chosen = {}
-    if distribution != "typical":
-        alias, name = distribution.split(":")
-        chosen = {next(i for i, member in enumerate(op.members) if member.alias == alias): name}
-    inputs = op._inputs(workload, chosen, torch.seed() % 2**62)
+    inputs = op.make_inputs(workload, distribution, torch.seed() % 2**62)
     bound = Bound(op, workload, inputs, context, config)
     bound()
     torch.cuda.synchronize()

@@ -28,9 +28,10 @@ NORM_EPS = 1e-5
 SITU_BETA = 4.0
 SITU_LINEAR_BETA = 25.0
 
-DEFAULT = {"slots": 13, "window": 2, "quiet": False, "pdl": False}
+DEFAULT = {"slots": 13, "window": 2, "quiet": False, "near": 0, "pace": 1100, "pdl": False}
 """A config: slots of the ring and how many of them may be on their way at a time; whether only one is while the block
-waits at a barrier; whether the launch is programmatic, and streams weights before the kernel in front has ended."""
+waits at a barrier; how many units are brought into the L2 while the ring is full, and cycles from one to the next; whether
+the launch is programmatic, and streams weights before the kernel in front has ended."""
 
 SOURCE = "kernels/cuda/kda_front.cu"
 ROWS_AT_ONCE = 8
@@ -44,16 +45,12 @@ FIRST_FLAG = 16
 
 
 def scratch(axes, config):
-    """What stages hand to each other, for eight rows. Pairs: parts of a sum that two blocks share."""
+    """What stages hand to each other behind barriers, for eight rows."""
     heads, rows = axes["heads"], ROWS_AT_ONCE
-    channels = heads * HEAD_DIM
-    width = _rounded_up(4 * channels + GATE_RANK + heads)
     return {
         "normed": ((2, rows, HIDDEN), torch.bfloat16),
-        "projected": ((2, rows, width), torch.float32),
-        "gated": ((rows, channels), torch.float32),
+        "gated": ((rows, heads * HEAD_DIM), torch.float32),
         "squares": ((rows, heads, 8), torch.float32),
-        "own": ((2, rows, HIDDEN), torch.float32),
         "others": ((rows, HIDDEN), torch.float32),
         "bank_sums": ((rows, HIDDEN), torch.float32),
         "bank_scalars": ((rows, 2), torch.float32),
@@ -63,8 +60,11 @@ def scratch(axes, config):
 
 
 def persistent(axes, config):
-    """Arrivals at the grid barrier, the health word, 32-bit flags of the blocks, and mail among blocks of a row."""
-    return {"cells": ((FIRST_FLAG + MAX_BLOCKS // 2 + ROWS_AT_ONCE * 7 * 32,), torch.int64, 0, "epoch")}
+    """Arrivals at the grid barrier, the health word, 32-bit flags of the blocks, and what carries its launch's number:
+    mail among blocks of a row, the projection and the output projection of eight rows, in two parts."""
+    width = _rounded_up(4 * axes["heads"] * HEAD_DIM + GATE_RANK + axes["heads"])
+    tagged = ROWS_AT_ONCE * (7 * 32 + 2 * width + 2 * HIDDEN)
+    return {"cells": ((FIRST_FLAG + MAX_BLOCKS // 2 + tagged,), torch.int64, 0, "epoch")}
 
 
 def prepare(ctx, static, axes, config):
@@ -111,6 +111,7 @@ def launch(ctx, buffers, axes, config):
     shared_bytes = slots * (UNIT_BYTES + 16) + SCRATCH_BYTES + 16
     constants = {
         "BLOCKS": blocks, "SLOTS": slots, "WINDOW": config["window"], "QUIET": config["quiet"],
+        "NEAR": config["near"], "PACE": config["pace"],
         "SHARED_BYTES": shared_bytes, "HEADS": heads,
         "ROUTER": buffers.logits.shape[1], "LATENT": buffers.latent.shape[1], "SHARED": buffers.shared.shape[1],
         "NORM_EPS": NORM_EPS, "L2_EPS": L2_EPS, "OUTPUT_EPS": OUTPUT_EPS, "GATE_LOWER_BOUND": GATE_LOWER_BOUND,
@@ -137,7 +138,7 @@ def launch(ctx, buffers, axes, config):
             buffers.conv_state.stride(0), buffers.recurrent_state.stride(0),
             buffers.partial[here], buffers.o_proj_residual_stream[here], buffers.logits[here], buffers.latent[here],
             buffers.shared[here],
-            buffers.normed, buffers.projected, buffers.gated, buffers.squares, buffers.own, buffers.others,
+            buffers.normed, buffers.gated, buffers.squares, buffers.others,
             buffers.bank_sums, buffers.bank_scalars, buffers.mix_squares, buffers.tails, buffers.cells,
             shared_bytes=shared_bytes,
         )  # fmt: skip

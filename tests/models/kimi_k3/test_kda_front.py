@@ -214,7 +214,7 @@ def test_its_text_agrees_with_the_oracle_on_a_cpu(op, exam, tmp_path):
     at, inputs, *_ = exam
     made, buffers = run(op, at, inputs, OnCpu(tmp_path), "cpu")
     assert wrong(op, exam, made) == set() and int(buffers.cells[1]) == 0
-    assert int(buffers.cells[0]) == 9 * 5, "nine blocks arrive at five phases"
+    assert int(buffers.cells[0]) == 9 * 3, "nine blocks arrive at three phases"
 
 
 @pytest.mark.slow

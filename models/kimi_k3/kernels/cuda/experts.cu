@@ -47,6 +47,17 @@ static_assert(SPREAD || (MOST_ROWS <= 16 && 2 * BLOCKS >= SECOND_BLOCKS), "a blo
 
 typedef float Slice[16][8];
 
+#ifdef STAMPS
+#define STAMP(i) if (threadIdx.x == 0) stamps[blockIdx.x * 16 + (i)] = stamp()
+__device__ __forceinline__ long long stamp() {
+  long long now;
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+  return now;
+}
+#else
+#define STAMP(i)
+#endif
+
 struct Shared {
   alignas(128) unsigned char stages[WARPS][STAGES][STAGE_BYTES];
   union {
@@ -140,7 +151,11 @@ experts(
     u16* stream_out, u16* normed,
 #endif
     const unsigned char* w13, const unsigned char* w2, const u16* x, int x_stride, int rows, u16* activation,
-    float* outputs, u32* barrier, u16* routed) {
+    float* outputs, u32* barrier, u16* routed
+#ifdef STAMPS
+    , long long* stamps
+#endif
+) {
   extern __shared__ __align__(128) unsigned char memory[];
   Shared& s = *(Shared*)memory;
   Units& u = s.units;
@@ -204,6 +219,7 @@ experts(
   // Until here weights alone were read: under programmatic launch the kernel in front may still run.
   asm volatile("griddepcontrol.wait;" ::: "memory");
   __syncthreads();
+  STAMP(0);
 
   int turn = 0;
 #if ROUTE
@@ -213,7 +229,21 @@ experts(
     choose(s.routing, logits + (size_t)blockIdx.x * logits_stride, bias, ROUTED_SCALING, ids + blockIdx.x * TOP,
            weights + blockIdx.x * TOP);
   __syncthreads();
+#if !SPREAD
+  // The experts of one row are known, and rings are full of the shared expert: memory brings theirs as far as the L2.
+  if (rows == 1) {
+    const int begin = part(TOP * FIRST_BLOCKS, worker, workers), end = part(TOP * FIRST_BLOCKS, worker + 1, workers);
+    constexpr u32 bytes = SLICES * FIRST_BYTES;
+    if (slice == 0)
+      for (int i = begin + lane; i < end; i += 32)
+        bring_near(w13 + ((size_t)s.ids[i / FIRST_BLOCKS] * FIRST_BLOCKS + i % FIRST_BLOCKS) * bytes, bytes);
+    if (warp < TOP)
+      for (int i = blockIdx.x + lane * gridDim.x; i < SECOND_BLOCKS; i += 32 * gridDim.x)
+        bring_near(w2 + ((size_t)s.ids[warp] * SECOND_BLOCKS + i) * SECOND_BYTES, SECOND_BYTES);
+  }
 #endif
+#endif
+  STAMP(1);
 #if SHARED
   for (int block = shared_block; block < shared_block + shared_count; block++) {
     const u32* stage = nullptr;
@@ -256,6 +286,7 @@ experts(
 #if SHARED
   __syncthreads();  // Listing writes where slices were added.
 #endif
+  STAMP(2);
   if (!SPREAD && (!ROUTE || rows > 1) && threadIdx.x < places) s.weights[threadIdx.x] = weights[threadIdx.x];
   const int units = list_units(u, s.listing, chosen, places);
   first = part(units * FIRST_BLOCKS, worker, workers);
@@ -263,6 +294,7 @@ experts(
   known = shared_count + first_count;
   ask_all();
 
+  STAMP(3);
   {
     uint4 token[FIRST_CHUNKS][2];
     int unit = first / FIRST_BLOCKS, block = first % FIRST_BLOCKS, begin = 0, count = 0;
@@ -310,7 +342,9 @@ experts(
                         : max(own_units, 0) * max(own_blocks, 0);
   known += second_count;
   ask_all();
+  STAMP(4);
   if (!grid_barrier(barrier)) return;
+  STAMP(5);
 
   uint4 token[SECOND_CHUNKS][2];
 #if SPREAD
@@ -399,7 +433,9 @@ experts(
 #endif
 #if UP
   // What this rank sends is there; here ranks exchange.
+  STAMP(6);
   if (!grid_barrier(barrier)) return;
+  STAMP(7);
   const UpTensors t = {up, latent_norm, every_routed, every_shared, residual, stream_out, normed, routed_stride,
                        routed_row_stride, shared_stride, shared_row_stride, residual_stride};
   if (rows == 1) {
@@ -407,7 +443,9 @@ experts(
     norm_row(t, s.tail, 0, s.tail.row);
     barrier_wait(&s.up_arrived, 0);
     __syncthreads();
+    STAMP(8);
     up_tile(t, s.tail, s.up, blockIdx.x, 0, 1, s.tail.row);
+    STAMP(9);
     return;
   }
   for (int row = blockIdx.x; row < rows; row += gridDim.x) norm_row(t, s.tail, row, normed + (size_t)row * LATENT);

@@ -3,9 +3,10 @@
 // One block a multiprocessor stays for the whole launch. One thread of each streams the block's weights, all three
 // matrices in a row, through a ring of SLOTS x 16 KiB; 16 warps compute:
 //
-//     first mix | in-projection | KDA step | output projection | second mix | front
+//     first mix | in-projection : KDA step | output projection : second mix | front
 //
-// with a grid barrier at each bar, behind which other blocks' results are read. A row is mixed by seven blocks first,
+// with a grid barrier at each bar, behind which other blocks' results are read. At a colon there is none: values carry
+// their launch's number (tagged_floats.cuh), and whoever needs some waits for these alone. A row is mixed by seven blocks first,
 // by one the second time; a single row by every block for itself then, which saves the last barrier. Three warps add
 // up, beside all this, what the output projection's result will be added to.
 #include "block.cuh"
@@ -19,9 +20,11 @@ constexpr int kProjected = (4 * kChannels + kGateRank + HEADS + 15) / 16 * 16;
 constexpr int kPairs = (ROUTER + LATENT + 15) / 16 * 16;  // where gate and up begin among the front's rows
 constexpr int kFront = kPairs + 2 * SHARED;
 constexpr int kRowsAtOnce = 8;
-constexpr int kPhases = 5;
+constexpr int kPhases = 3;
 // Places in `cells`, behind the barrier's: flags of the blocks, 32 bits each; mail of the rows' first mixes.
 constexpr int kFlags = 16, kMail = 16 + 80;
+// Behind them, tagged: the projection and this rank's share of the output projection, each in two parts, of eight rows.
+constexpr int kProjection = kMail + 8 * 7 * 32, kOwn = kProjection + 2 * kRowsAtOnce * kProjected;
 // Registers move from the producer's group of warps to the consumers, who hold activations in them: of 96 for each of
 // 640 threads, 32 and 112. A launch with another number of threads would wait for registers for ever.
 constexpr int kThreads = kConsumers + 128;
@@ -89,7 +92,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kda_front(
     // results
     __nv_bfloat16* partial, __nv_bfloat16* stream_out, float* logits, __nv_bfloat16* latent, __nv_bfloat16* shared,
     // scratch
-    __nv_bfloat16* normed, float* projected, float* gated, float* squares, float* own, float* others, float* bank_sums,
+    __nv_bfloat16* normed, float* gated, float* squares, float* others, float* bank_sums,
     float* bank_scalars, float* mix_squares, float* tails, long long* cells
 #ifdef STAMPS
     , long long* stamps
@@ -107,9 +110,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kda_front(
     if (thread >= kConsumers) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
         if (thread == kConsumers) {
-            InProjection::produce(ring, in_proj, quiet);
-            OutProjection::produce(ring, o_proj, quiet);
-            Front::produce(ring, front, quiet);
+            InProjection::produce<NEAR, PACE>(ring, in_proj, quiet);
+            OutProjection::produce<NEAR, PACE>(ring, o_proj, quiet);
+            Front::produce<NEAR, PACE>(ring, front, quiet);
         } else if (thread >= kConsumers + 32) {
             asm volatile("griddepcontrol.wait;" ::: "memory");
             add_others(peers, peer_count, peer_stride, peer_row_stride, restart ? nullptr : stream, stream_stride, rows,
@@ -127,6 +130,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kda_front(
         first.load(stream + static_cast<size_t>(first.row) * stream_stride,
                    banks + static_cast<size_t>(first.row) * bank_row_stride, bank_count, bank_stride, queries,
                    out_norm_1);
+    const KdaTensors tensors{f_b, conv_weight, rate, dt_bias, o_norm, slots, slots_stride, conv_state, recurrent_state,
+                             conv_page_stride, state_page_stride, gated, squares};
+    const bool steps = block < rows * HEADS * SPLIT;
+    KdaStep<SPLIT> kda(tensors, steps ? block : 0);
+    if (steps) kda.bring_near();
     const bool alone = rows == 1;
     __nv_bfloat16* near = reinterpret_cast<__nv_bfloat16*>(scratch + 512);  // one row of the batch
     GridBarrier barrier;
@@ -156,10 +164,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kda_front(
     const auto nothing = [](int, bool, bool) {};
 
     // First mix.
+    sync_consumers();  // the epoch is there
+    const uint32_t epoch = *shared_epoch;
+    unsigned long long* words = reinterpret_cast<unsigned long long*>(cells);
+    unsigned long long* health = words + 1;
     if (mixes_first) {
-        sync_consumers();  // the epoch is there
-        unsigned long long* words = reinterpret_cast<unsigned long long*>(cells);
-        first.write(words + kMail + first.row * FirstMix::kMail, words + 1, *shared_epoch,
+        first.write(words + kMail + first.row * FirstMix::kMail, health, epoch,
                     normed + first.row * kHidden, mix_squares + first.row * FirstMix::kBlocks,
                     BankSum{bank_sums + first.row * kHidden, bank_scalars + first.row * 2}, scratch);
     }
@@ -172,35 +182,39 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kda_front(
         uint4 x[InProjection::kChunks];
         read_normed(x, normed);
         const auto keep = [&](int column, int at, InProjection::Column parts, bool starts, bool) {
-            if (at < rows) projected[((starts ? 0 : kRowsAtOnce) + at) * kProjected + column] = parts.sum();
+            if (at < rows)
+                send(words + kProjection + ((starts ? 0 : kRowsAtOnce) + at) * kProjected + column, parts.sum(), epoch);
         };
         InProjection::consume(ring, x, scratch, nothing, keep);
     }
     STAMP(3);
 
     // KDA step.
-    const KdaTensors tensors{f_b, conv_weight, rate, dt_bias, o_norm, slots, slots_stride, conv_state, recurrent_state,
-                             conv_page_stride, state_page_stride, gated, squares};
-    const bool steps = block < rows * HEADS * SPLIT;
-    KdaStep<SPLIT> kda(tensors, steps ? block : 0);
-    if (steps) kda.load_window();
-    arrive();
     if (steps) kda.load();
-    wait();
+    sync_consumers();
     STAMP(4);
     if (steps) {
         const int at = block / (HEADS * SPLIT);
-        const float* mine = projected + at * kProjected;
+        const unsigned long long* mine = words + kProjection + at * kProjected;
         const float scale = FirstMix::scale(mix_squares + at * FirstMix::kBlocks);
-        kda.step([&](int column) {
-            float value = __ldcg(mine + column);
-            if (InProjection::halved(column)) value += __ldcg(mine + kRowsAtOnce * kProjected + column);
-            return value * scale;
+        kda.step([&](const int(&columns)[3], float(&values)[3]) {
+            const unsigned long long* from[6];
+            float found[6];
+#pragma unroll
+            for (int i = 0; i < 3; ++i) {
+                from[i] = mine + columns[i];
+                from[3 + i] = from[i] + (InProjection::halved(columns[i]) ? kRowsAtOnce * kProjected : 0);
+            }
+            receive_all(from, found, epoch, health);
+#pragma unroll
+            for (int i = 0; i < 3; ++i)
+                values[i] = (from[3 + i] == from[i] ? found[i] : found[i] + found[3 + i]) * scale;
         }, scratch);
     }
     asm volatile("bar.sync 3, %0;" ::"n"(kConsumers + kHelpers) : "memory");
     STAMP(5);
     arrive(), wait();
+    if (steps) kda.shift();
     STAMP(6);
 
     // Output projection.
@@ -231,7 +245,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kda_front(
         }
         sync_consumers();
         const auto keep = [&](int column, int at, OutProjection::Column parts, bool starts, bool) {
-            if (at < rows) own[((starts ? 0 : kRowsAtOnce) + at) * kHidden + column] = parts.sum();
+            if (at < rows)
+                send(words + kOwn + ((starts ? 0 : kRowsAtOnce) + at) * kHidden + column, parts.sum(), epoch);
         };
         OutProjection::consume(ring, x, scratch, nothing, keep);
     }
@@ -242,16 +257,21 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kda_front(
     const int row = alone ? 0 : block;
     const BankSum kept{bank_sums + row * kHidden, bank_scalars + row * 2};
     SecondMix second;
-    arrive();
+    sync_consumers();
     if (mixes) second.load(kept, others + row * kHidden, queries + kHidden, out_norm_2);
-    wait();
     STAMP(8);
     if (mixes)
         second.write(
             [&](int column, float(&share)[8]) {
-                float rest[8] = {};
-                load_eight(own + row * kHidden + column, share);
-                if (OutProjection::halved(column)) load_eight(own + (kRowsAtOnce + row) * kHidden + column, rest);
+                const unsigned long long* from[8];
+#pragma unroll
+                for (int i = 0; i < 8; ++i) from[i] = words + kOwn + row * kHidden + column + i;
+                receive_all(from, share, epoch, health);
+                if (!OutProjection::halved(column)) return;
+                float rest[8];
+#pragma unroll
+                for (int i = 0; i < 8; ++i) from[i] += kRowsAtOnce * kHidden;
+                receive_all(from, rest, epoch, health);
 #pragma unroll
                 for (int i = 0; i < 8; ++i) share[i] += rest[i];
             },
@@ -271,7 +291,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kda_front(
         uint4 x[Front::kChunks];
         read_normed(x, alone ? near : normed + kRowsAtOnce * kHidden);
         sync_consumers();  // `near` lies in the scratch of the product
-        const uint32_t epoch = *shared_epoch;
         uint32_t* flags = reinterpret_cast<uint32_t*>(cells + kFlags);
         float rest[2] = {0, 0};
         Front::consume(

@@ -28,6 +28,17 @@ __device__ __forceinline__ void wait_parity(uint32_t barrier, uint32_t parity) {
         ::"r"(barrier), "r"(parity) : "memory");
 }
 
+__device__ __forceinline__ long long cycles() {
+    long long now;
+    asm volatile("mov.u64 %0, %clock64;" : "=l"(now)::"memory");
+    return now;
+}
+
+// `bytes` from `source` on their way into the L2.
+__device__ __forceinline__ void bring_near(const void* source, uint32_t bytes) {
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(source), "r"(bytes) : "memory");
+}
+
 template <int COUNT, int BYTES, int AHEAD>
 class WeightRing {
 public:
@@ -46,6 +57,14 @@ public:
                          : "memory");
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+
+    // Producer: whether the next slot is free. May say yes too early, never no for ever.
+    __device__ bool free() const {
+        uint32_t done;
+        asm volatile("{\n.reg .pred p;\nmbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
+                     : "=r"(done) : "r"(empty_ + 8 * slot_), "r"(phase_ ^ 1) : "memory");
+        return done;
     }
 
     // Producer: copies BYTES bytes from global memory into the next slot as soon as that is free. Weights are read

@@ -40,6 +40,11 @@ __device__ __forceinline__ void bring(unsigned long long* barrier, void* to, con
       : "memory");
 }
 
+// By one thread: `bytes` (a multiple of 16) from `source` on their way into the L2.
+__device__ __forceinline__ void bring_near(const void* source, u32 bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(source), "r"(bytes) : "memory");
+}
+
 // A ring of DEPTH stages that one warp fills (its first lane, by bulk copies) and reads: what is to come is under way
 // while the warp computes, or waits for other blocks. Stages are taken in the order in which they were asked for.
 // `arrived`: DEPTH barriers of one arrival.
