@@ -29,7 +29,7 @@ class Asked:
 
     hardware = SimpleNamespace(multiprocessors=132)
 
-    def cuda(self, file, kernel, *, threads, constants, cooperative, pdl):
+    def cuda(self, file, kernel, *, threads, constants, cooperative):
         self.variant = {"file": file, "function": kernel, "constexprs": constants}
         self.options = {"threads": threads, "cluster": 1, "cooperative": cooperative}
         return self

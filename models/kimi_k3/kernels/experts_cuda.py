@@ -71,7 +71,7 @@ def enqueue(ctx, buffers, axes, config, leading, *, route, shared_channels, x=No
     }  # fmt: skip
     shared_bytes = _shared_bytes(constants)
     kernel = ctx.cuda(
-        "kernels/cuda/experts.cu", "experts", threads=32 * WARPS, cooperative=True, pdl=config.get("pdl", False),
+        "kernels/cuda/experts.cu", "experts", threads=32 * WARPS, cooperative=True,
         constants={**constants, "SHARED_BYTES": shared_bytes},
     )  # fmt: skip
     kernel[(ctx.hardware.multiprocessors,)](

@@ -28,10 +28,9 @@ NORM_EPS = 1e-5
 SITU_BETA = 4.0
 SITU_LINEAR_BETA = 25.0
 
-DEFAULT = {"slots": 13, "window": 2, "quiet": False, "near": 0, "pace": 1100, "pdl": False}
-"""A config: slots of the ring and how many of them may be on their way at a time; whether only one is while the block
-waits at a barrier; how many units are brought into the L2 while the ring is full, and cycles from one to the next; whether
-the launch is programmatic, and streams weights before the kernel in front has ended."""
+DEFAULT = {"slots": 13, "window": 2, "wide": 3, "pdl": False}
+"""A config: slots of the ring, how many of them may be on their way at a time, and how many while blocks do nothing but the
+in-projection; whether the launch is programmatic, and streams weights before the kernel in front has ended."""
 
 SOURCE = "kernels/cuda/kda_front.cu"
 ROWS_AT_ONCE = 8
@@ -110,8 +109,7 @@ def launch(ctx, buffers, axes, config):
     slots = config["slots"]
     shared_bytes = slots * (UNIT_BYTES + 16) + SCRATCH_BYTES + 16
     constants = {
-        "BLOCKS": blocks, "SLOTS": slots, "WINDOW": config["window"], "QUIET": config["quiet"],
-        "NEAR": config["near"], "PACE": config["pace"],
+        "BLOCKS": blocks, "SLOTS": slots, "WINDOW": config["window"], "WIDE": config["wide"],
         "SHARED_BYTES": shared_bytes, "HEADS": heads,
         "ROUTER": buffers.logits.shape[1], "LATENT": buffers.latent.shape[1], "SHARED": buffers.shared.shape[1],
         "NORM_EPS": NORM_EPS, "L2_EPS": L2_EPS, "OUTPUT_EPS": OUTPUT_EPS, "GATE_LOWER_BOUND": GATE_LOWER_BOUND,

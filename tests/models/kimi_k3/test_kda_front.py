@@ -231,8 +231,8 @@ def test_its_text_agrees_with_the_oracle_on_a_cpu(op, exam, tmp_path):
         # The front's shared rows are finished without what the next block has of them.
         (
             ("kernels/cuda/kda_front.cu", "rest[0] = __ldcg(tails + (block + 1) * 128 + thread);", ""),
-            {"logits", "latent"},
-            {"recurrent_state", "conv_state", "partial", "o_proj_residual_stream"},
+            {"latent"},  # at TP16 no tile of the router is shared
+            {"logits", "recurrent_state", "conv_state", "partial", "o_proj_residual_stream"},
         ),
     ],
     ids=["projections", "front"],

@@ -161,6 +161,18 @@ experts(
   Units& u = s.units;
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, group = warp / SLICES, slice = warp % SLICES;
   const int worker = blockIdx.x * GROUPS + group, workers = gridDim.x * GROUPS, places = rows * TOP;
+#if ROUTE
+  // Asked for ahead of all weights, behind which it would queue for microseconds.
+  Candidates among = {};
+  if (rows == 1 || blockIdx.x < rows) among = candidates(logits + (size_t)(rows > 1 ? blockIdx.x : 0) * logits_stride, bias);
+#endif
+#if UP
+  for (int line = blockIdx.x * blockDim.x + threadIdx.x; line < RANKS * rows * (LATENT / 64); line += gridDim.x * blockDim.x) {
+    const int rank = line / (rows * (LATENT / 64)), row = line / (LATENT / 64) % rows;
+    const u16* at = every_routed + (size_t)rank * routed_stride + (size_t)row * routed_row_stride + line % (LATENT / 64) * 64;
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
+  }
+#endif
   WeightStream<STAGES, STAGE_BYTES> stream(s.stages[warp][0], s.arrived[warp]);
   if (lane == 0) {
     for (int i = 0; i < STAGES; i++) barrier_init(&s.arrived[warp][i], 1);
@@ -170,7 +182,6 @@ experts(
 #endif
     barriers_ready();
   }
-  asm volatile("griddepcontrol.launch_dependents;");
 
   // What this warp takes, in order: `shared_count` row blocks of the shared expert, `first_count` (unit, row block) of
   // W1 and W3, `second_count` of W2. It may ask for the first `known` of them.
@@ -216,30 +227,25 @@ experts(
   const bool ends = blockIdx.x < UP_BLOCKS;
   if (ends && threadIdx.x == 0) bring(&s.up_arrived, s.up, up + (size_t)blockIdx.x * UP_BYTES, UP_BYTES);
 #endif
-  // Until here weights alone were read: under programmatic launch the kernel in front may still run.
-  asm volatile("griddepcontrol.wait;" ::: "memory");
   __syncthreads();
   STAMP(0);
 
   int turn = 0;
 #if ROUTE
   if (rows == 1)
-    choose(s.routing, logits, bias, ROUTED_SCALING, s.ids, s.weights);
+    choose(s.routing, among, ROUTED_SCALING, s.ids, s.weights);
   else if (blockIdx.x < rows)
-    choose(s.routing, logits + (size_t)blockIdx.x * logits_stride, bias, ROUTED_SCALING, ids + blockIdx.x * TOP,
-           weights + blockIdx.x * TOP);
+    choose(s.routing, among, ROUTED_SCALING, ids + blockIdx.x * TOP, weights + blockIdx.x * TOP);
   __syncthreads();
 #if !SPREAD
-  // The experts of one row are known, and rings are full of the shared expert: memory brings theirs as far as the L2.
+  // The experts of one row are known, and rings are full of the shared expert: memory brings theirs as far as the L2. W2
+  // finds room in the rings later.
   if (rows == 1) {
     const int begin = part(TOP * FIRST_BLOCKS, worker, workers), end = part(TOP * FIRST_BLOCKS, worker + 1, workers);
     constexpr u32 bytes = SLICES * FIRST_BYTES;
     if (slice == 0)
       for (int i = begin + lane; i < end; i += 32)
         bring_near(w13 + ((size_t)s.ids[i / FIRST_BLOCKS] * FIRST_BLOCKS + i % FIRST_BLOCKS) * bytes, bytes);
-    if (warp < TOP)
-      for (int i = blockIdx.x + lane * gridDim.x; i < SECOND_BLOCKS; i += 32 * gridDim.x)
-        bring_near(w2 + ((size_t)s.ids[warp] * SECOND_BLOCKS + i) * SECOND_BYTES, SECOND_BYTES);
   }
 #endif
 #endif

@@ -33,7 +33,8 @@ constexpr int kHelpers = 96;
 using InProjection = SplitProduct<kProjected, kHidden, 1, BLOCKS>;
 using OutProjection = SplitProduct<kHidden, kChannels, 2, BLOCKS>;
 using Front = SplitProduct<kFront, kHidden, 1, BLOCKS>;
-using Ring = WeightRing<SLOTS, kUnitBytes, WINDOW>;
+using Ring = WeightRing<SLOTS, kUnitBytes>;
+static_assert(WINDOW < SLOTS && WIDE < SLOTS, "copies on their way are part of the ring");
 
 constexpr int kScratchFloats = 4096;
 constexpr int kShared = SLOTS * kUnitBytes + 4 * kScratchFloats + Ring::kBarrierBytes + 16;
@@ -53,6 +54,9 @@ __device__ __forceinline__ long long stamp() {
 __device__ __forceinline__ float situ(float gate, float up) {
     return SITU_BETA * tanhf(gate / SITU_BETA) * sigmoid(gate) * SITU_LINEAR_BETA * tanhf(up / SITU_LINEAR_BETA);
 }
+
+// Where the tagged share of a column lies in its row: whoever takes eight columns in a row reads beside its neighbours.
+__device__ __forceinline__ int own_place(int column) { return column % 8 * (kHidden / 8) + column / 8; }
 
 // The other ranks' shares in rank order and the residual, two columns a thread, by `count` threads from `first` on.
 __device__ __forceinline__ void add_others(
@@ -103,16 +107,16 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kda_front(
     uint32_t* shared_epoch = reinterpret_cast<uint32_t*>(scratch + kScratchFloats);
     Ring ring(memory, shared_epoch + 4);
     const int thread = threadIdx.x, block = blockIdx.x;
-    volatile uint32_t* quiet = shared_epoch + 1;
-    if (thread == 0) ring.init(kWarps), *quiet = 0;
+    volatile uint32_t* ahead = shared_epoch + 1;  // copies of the ring on their way
+    if (thread == 0) ring.init(kWarps), *ahead = WINDOW;
     __syncthreads();
     asm volatile("griddepcontrol.launch_dependents;");
     if (thread >= kConsumers) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
         if (thread == kConsumers) {
-            InProjection::produce<NEAR, PACE>(ring, in_proj, quiet);
-            OutProjection::produce<NEAR, PACE>(ring, o_proj, quiet);
-            Front::produce<NEAR, PACE>(ring, front, quiet);
+            InProjection::produce(ring, in_proj, ahead);
+            OutProjection::produce(ring, o_proj, ahead);
+            Front::produce(ring, front, ahead);
         } else if (thread >= kConsumers + 32) {
             asm volatile("griddepcontrol.wait;" ::: "memory");
             add_others(peers, peer_count, peer_stride, peer_row_stride, restart ? nullptr : stream, stream_stride, rows,
@@ -135,6 +139,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kda_front(
     const bool steps = block < rows * HEADS * SPLIT;
     KdaStep<SPLIT> kda(tensors, steps ? block : 0);
     if (steps) kda.bring_near();
+    // What the second mix needs beside values, from wherever it is.
+    const int line = block * kConsumers + thread;
+    if (line < kHidden / 32) prefetch(queries + kHidden + line * 32);
+    if (line < kHidden / 64) prefetch(out_norm_2 + line * 64);
     const bool alone = rows == 1;
     __nv_bfloat16* near = reinterpret_cast<__nv_bfloat16*>(scratch + 512);  // one row of the batch
     GridBarrier barrier;
@@ -144,10 +152,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kda_front(
     }
     const auto arrive = [&] {
         sync_consumers();
-        if (thread == 0) *quiet = QUIET, barrier.arrive();
+        if (thread == 0) barrier.arrive();
     };
     const auto wait = [&] {
-        if (thread == 0) barrier.wait(), *quiet = 0;
+        if (thread == 0) barrier.wait();
         sync_consumers();
     };
     // The eight k of a chunk that this lane multiplies, of the batch row whose column of B it holds.
@@ -177,7 +185,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kda_front(
     arrive(), wait();
     STAMP(2);
 
-    // In-projection.
+    // In-projection: nobody waits for anything but weights.
+    if (thread == 0) *ahead = WIDE;
     {
         uint4 x[InProjection::kChunks];
         read_normed(x, normed);
@@ -190,6 +199,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kda_front(
     STAMP(3);
 
     // KDA step.
+    if (thread == 0) *ahead = WINDOW;
     if (steps) kda.load();
     sync_consumers();
     STAMP(4);
@@ -246,7 +256,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kda_front(
         sync_consumers();
         const auto keep = [&](int column, int at, OutProjection::Column parts, bool starts, bool) {
             if (at < rows)
-                send(words + kOwn + ((starts ? 0 : kRowsAtOnce) + at) * kHidden + column, parts.sum(), epoch);
+                send(words + kOwn + ((starts ? 0 : kRowsAtOnce) + at) * kHidden + own_place(column), parts.sum(), epoch);
         };
         OutProjection::consume(ring, x, scratch, nothing, keep);
     }
@@ -265,7 +275,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kda_front(
             [&](int column, float(&share)[8]) {
                 const unsigned long long* from[8];
 #pragma unroll
-                for (int i = 0; i < 8; ++i) from[i] = words + kOwn + row * kHidden + column + i;
+                for (int i = 0; i < 8; ++i) from[i] = words + kOwn + row * kHidden + column / 8 + own_place(i);
                 receive_all(from, share, epoch, health);
                 if (!OutProjection::halved(column)) return;
                 float rest[8];

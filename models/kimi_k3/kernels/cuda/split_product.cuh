@@ -45,23 +45,12 @@ struct SplitProduct {
     // Which batch row these belong to.
     __device__ static int row_of_lane() { return (threadIdx.x & 31) >> 2; }
 
-    // Where the ring is full, up to UNITS units behind it are brought into the L2, one every CYCLES cycles: about as fast as
-    // memory gives them, so that nobody's request waits behind a queue of these.
-    template <int UNITS, int CYCLES, class Ring>
-    __device__ static void produce(Ring& ring, const void* weight, const volatile uint32_t* quiet) {
+    // `ahead`: as of the ring's push(), read anew for each unit.
+    template <class Ring>
+    __device__ static void produce(Ring& ring, const void* weight, const volatile uint32_t* ahead) {
         const char* source = static_cast<const char*>(weight);
-        int near = 0;
-        long long due = 0;
-        for (int unit = begin(blockIdx.x), end = begin(blockIdx.x + 1); unit < end; ++unit) {
-            if constexpr (UNITS > 0)
-                while (!ring.free()) {
-                    near = max(near, unit);
-                    if (near >= min(end, unit + UNITS) || cycles() < due) continue;
-                    bring_near(source + static_cast<size_t>(near++) * kUnitBytes, kUnitBytes);
-                    due = cycles() + CYCLES;
-                }
-            ring.push(source + static_cast<size_t>(unit) * kUnitBytes, *quiet);
-        }
+        for (int unit = begin(blockIdx.x), end = begin(blockIdx.x + 1); unit < end; ++unit)
+            ring.push(source + static_cast<size_t>(unit) * kUnitBytes, *ahead);
     }
 
     // Calls finish(row of W, batch row, this block's sum, starts, ends) by 128 * TM threads for each tile:
