@@ -40,7 +40,7 @@ PRODUCERS = 4
 UNIT_BYTES = 16384
 SCRATCH_BYTES = 16384
 MAX_BLOCKS = 160
-FIRST_FLAG = 16
+FIRST_TAGGED = 16
 
 
 def scratch(axes, config):
@@ -54,16 +54,15 @@ def scratch(axes, config):
         "bank_sums": ((rows, HIDDEN), torch.float32),
         "bank_scalars": ((rows, 2), torch.float32),
         "mix_squares": ((rows, 7), torch.float32),
-        "tails": ((MAX_BLOCKS, 128), torch.float32),
     }
 
 
 def persistent(axes, config):
-    """Arrivals at the grid barrier, the health word, 32-bit flags of the blocks, and what carries its launch's number:
-    mail among blocks of a row, the projection and the output projection of eight rows, in two parts."""
+    """Arrivals at the grid barrier, the health word, and what carries its launch's number: mail among blocks of a row, of
+    eight rows the projection in two parts and the output projection, and parts of the front's tiles."""
     width = _rounded_up(4 * axes["heads"] * HEAD_DIM + GATE_RANK + axes["heads"])
-    tagged = ROWS_AT_ONCE * (7 * 32 + 2 * width + 2 * HIDDEN)
-    return {"cells": ((FIRST_FLAG + MAX_BLOCKS // 2 + tagged,), torch.int64, 0, "epoch")}
+    tagged = ROWS_AT_ONCE * (7 * 32 + 2 * width + HIDDEN) + MAX_BLOCKS * 128
+    return {"cells": ((FIRST_TAGGED + tagged,), torch.int64, 0, "epoch")}
 
 
 def prepare(ctx, static, axes, config):
@@ -137,7 +136,7 @@ def launch(ctx, buffers, axes, config):
             buffers.partial[here], buffers.o_proj_residual_stream[here], buffers.logits[here], buffers.latent[here],
             buffers.shared[here],
             buffers.normed, buffers.gated, buffers.squares, buffers.others,
-            buffers.bank_sums, buffers.bank_scalars, buffers.mix_squares, buffers.tails, buffers.cells,
+            buffers.bank_sums, buffers.bank_scalars, buffers.mix_squares, buffers.cells,
             shared_bytes=shared_bytes,
         )  # fmt: skip
 

@@ -230,7 +230,13 @@ experts(
   __syncthreads();
   STAMP(0);
 
-  int turn = 0;
+  int turn = 0, units = 0;
+  const auto list = [&](const int* chosen) {
+    units = list_units(u, s.listing, chosen, places);
+    first = part(units * FIRST_BLOCKS, worker, workers);
+    first_count = part(units * FIRST_BLOCKS, worker + 1, workers) - first;
+    known = shared_count + first_count;
+  };
 #if ROUTE
   if (rows == 1)
     choose(s.routing, among, ROUTED_SCALING, s.ids, s.weights);
@@ -238,14 +244,15 @@ experts(
     choose(s.routing, among, ROUTED_SCALING, ids + blockIdx.x * TOP, weights + blockIdx.x * TOP);
   __syncthreads();
 #if !SPREAD
-  // The experts of one row are known, and rings are full of the shared expert: memory brings theirs as far as the L2. W2
-  // finds room in the rings later.
+  // The experts of one row are known, and rings are full of the shared expert: memory brings theirs as far as the L2, and
+  // a warp asks for them as it goes. W2 finds room in the rings later.
   if (rows == 1) {
-    const int begin = part(TOP * FIRST_BLOCKS, worker, workers), end = part(TOP * FIRST_BLOCKS, worker + 1, workers);
+    list(s.ids);
     constexpr u32 bytes = SLICES * FIRST_BYTES;
     if (slice == 0)
-      for (int i = begin + lane; i < end; i += 32)
+      for (int i = first + lane; i < first + first_count; i += 32)
         bring_near(w13 + ((size_t)s.ids[i / FIRST_BLOCKS] * FIRST_BLOCKS + i % FIRST_BLOCKS) * bytes, bytes);
+    ask_all();
   }
 #endif
 #endif
@@ -281,25 +288,18 @@ experts(
   }
 #endif
 #if ROUTE
-  const int* chosen = ids;
-  if (rows == 1)
-    chosen = s.ids;
-  else if (!grid_barrier(barrier))
-    return;
+  if (rows > 1 && !grid_barrier(barrier)) return;
+  const int* chosen = rows == 1 ? s.ids : ids;
 #else
   const int* chosen = ids;
 #endif
-#if SHARED
-  __syncthreads();  // Listing writes where slices were added.
-#endif
   STAMP(2);
   if (!SPREAD && (!ROUTE || rows > 1) && threadIdx.x < places) s.weights[threadIdx.x] = weights[threadIdx.x];
-  const int units = list_units(u, s.listing, chosen, places);
-  first = part(units * FIRST_BLOCKS, worker, workers);
-  first_count = part(units * FIRST_BLOCKS, worker + 1, workers) - first;
-  known = shared_count + first_count;
-  ask_all();
-
+  if (units == 0) {
+    __syncthreads();  // Listing writes where slices were added.
+    list(chosen);
+    ask_all();
+  }
   STAMP(3);
   {
     uint4 token[FIRST_CHUNKS][2];

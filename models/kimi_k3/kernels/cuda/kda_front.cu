@@ -21,17 +21,17 @@ constexpr int kPairs = (ROUTER + LATENT + 15) / 16 * 16;  // where gate and up b
 constexpr int kFront = kPairs + 2 * SHARED;
 constexpr int kRowsAtOnce = 8;
 constexpr int kPhases = 3;
-// Places in `cells`, behind the barrier's: flags of the blocks, 32 bits each; mail of the rows' first mixes.
-constexpr int kFlags = 16, kMail = 16 + 80;
-// Behind them, tagged: the projection and this rank's share of the output projection, each in two parts, of eight rows.
-constexpr int kProjection = kMail + 8 * 7 * 32, kOwn = kProjection + 2 * kRowsAtOnce * kProjected;
+// Places in `cells`, behind the barrier's, all tagged: mail of the rows' first mixes; of eight rows the projection, in two
+// parts, and this rank's share of the output projection; what blocks have of tiles that others finish.
+constexpr int kMail = 16, kProjection = kMail + 8 * 7 * 32, kOwn = kProjection + 2 * kRowsAtOnce * kProjected;
+constexpr int kTails = kOwn + kRowsAtOnce * kHidden;
 // Registers move from the producer's group of warps to the consumers, who hold activations in them: of 96 for each of
 // 640 threads, 32 and 112. A launch with another number of threads would wait for registers for ever.
 constexpr int kThreads = kConsumers + 128;
 constexpr int kHelpers = 96;
 
 using InProjection = SplitProduct<kProjected, kHidden, 1, BLOCKS>;
-using OutProjection = SplitProduct<kHidden, kChannels, 2, BLOCKS>;
+using OutProjection = SplitProduct<kHidden, kChannels, 2, BLOCKS, true>;
 using Front = SplitProduct<kFront, kHidden, 1, BLOCKS>;
 using Ring = WeightRing<SLOTS, kUnitBytes>;
 static_assert(WINDOW < SLOTS && WIDE < SLOTS, "copies on their way are part of the ring");
@@ -97,7 +97,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kda_front(
     __nv_bfloat16* partial, __nv_bfloat16* stream_out, float* logits, __nv_bfloat16* latent, __nv_bfloat16* shared,
     // scratch
     __nv_bfloat16* normed, float* gated, float* squares, float* others, float* bank_sums,
-    float* bank_scalars, float* mix_squares, float* tails, long long* cells
+    float* bank_scalars, float* mix_squares, long long* cells
 #ifdef STAMPS
     , long long* stamps
 #endif
@@ -169,7 +169,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kda_front(
         for (int chunk = 0; chunk < InProjection::kChunks; ++chunk)
             x[chunk] = *reinterpret_cast<const uint4*>(from + chunk * InProjection::kChunk);
     };
-    const auto nothing = [](int, bool, bool) {};
 
     // First mix.
     sync_consumers();  // the epoch is there
@@ -194,7 +193,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kda_front(
             if (at < rows)
                 send(words + kProjection + ((starts ? 0 : kRowsAtOnce) + at) * kProjected + column, parts.sum(), epoch);
         };
-        InProjection::consume(ring, x, scratch, nothing, keep);
+        InProjection::consume(ring, x, scratch, keep);
     }
     STAMP(3);
 
@@ -254,11 +253,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kda_front(
             }
         }
         sync_consumers();
-        const auto keep = [&](int column, int at, OutProjection::Column parts, bool starts, bool) {
-            if (at < rows)
-                send(words + kOwn + ((starts ? 0 : kRowsAtOnce) + at) * kHidden + own_place(column), parts.sum(), epoch);
+        const auto keep = [&](int column, int at, OutProjection::Column parts, bool, bool) {
+            if (at < rows) send(words + kOwn + at * kHidden + own_place(column), parts.sum(), epoch);
         };
-        OutProjection::consume(ring, x, scratch, nothing, keep);
+        OutProjection::consume(ring, x, scratch, keep);
     }
     STAMP(7);
 
@@ -277,13 +275,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kda_front(
 #pragma unroll
                 for (int i = 0; i < 8; ++i) from[i] = words + kOwn + row * kHidden + column / 8 + own_place(i);
                 receive_all(from, share, epoch, health);
-                if (!OutProjection::halved(column)) return;
-                float rest[8];
-#pragma unroll
-                for (int i = 0; i < 8; ++i) from[i] += kRowsAtOnce * kHidden;
-                receive_all(from, rest, epoch, health);
-#pragma unroll
-                for (int i = 0; i < 8; ++i) share[i] += rest[i];
             },
             block == row, partial + row * kHidden, stream_out + row * kHidden,
             alone ? near : normed + (kRowsAtOnce + row) * kHidden, scratch);
@@ -301,32 +292,17 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kda_front(
         uint4 x[Front::kChunks];
         read_normed(x, alone ? near : normed + kRowsAtOnce * kHidden);
         sync_consumers();  // `near` lies in the scratch of the product
-        uint32_t* flags = reinterpret_cast<uint32_t*>(cells + kFlags);
-        float rest[2] = {0, 0};
         Front::consume(
-            ring, x, scratch,
-            [&](int, bool starts, bool ends) {
-                rest[0] = rest[1] = 0;
-                if (!starts || ends || thread >= 128) return;
-                if (thread == 0) {
-                    uint32_t seen = 0;
-                    for (unsigned spin = 0; seen != epoch && spin < (1u << 18); ++spin)
-                        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];"
-                                     : "=r"(seen) : "l"(flags + block + 1) : "memory");
-                    if (seen != epoch) cells[1] = 1;
-                }
-                sync_first_128();
-                rest[0] = __ldcg(tails + (block + 1) * 128 + thread);
-                if (thread < 64) rest[1] = __ldcg(tails + (block + 1) * 128 + thread + 64);
-            },
-            [&](int line, int at, Front::Column parts, bool starts, bool) {
+            ring, x, scratch, [&](int line, int at, Front::Column parts, bool starts, bool ends) {
                 if (!starts) {
-                    tails[block * 128 + thread] = parts.sum();
-                    sync_first_128();
-                    if (thread == 0)
-                        asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(flags + block), "r"(epoch) : "memory");
+                    send(words + kTails + block * 128 + thread, parts.sum(), epoch);
                     return;
                 }
+                const unsigned long long* tail = words + kTails + (block + 1) * 128 + thread;
+                const bool pairs = line >= kPairs;
+                float rest[2] = {0, 0};
+                if (!ends && (thread < 64 || !pairs)) rest[0] = receive(tail, epoch, health);
+                if (!ends && pairs && thread < 64) rest[1] = receive(tail + 64, epoch, health);
                 if (at >= rows) return;
                 if (line < ROUTER) {
                     logits[at * ROUTER + line] = parts.sum() + rest[0];

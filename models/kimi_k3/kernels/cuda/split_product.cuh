@@ -12,7 +12,9 @@
 
 constexpr int kUnitBytes = 16384;
 
-template <int ROWS_OF_W, int K, int TM, int BLOCKS_>
+// WHOLE: tiles stay whole, so that blocks own more or less by one tile. That is for weights which are there before anybody
+// can use them.
+template <int ROWS_OF_W, int K, int TM, int BLOCKS_, bool WHOLE = false>
 struct SplitProduct {
     static constexpr int kGroups = TM;
     static constexpr int kChunk = 512 / TM;             // k of a unit
@@ -27,11 +29,15 @@ struct SplitProduct {
                                    : kChunks % 2 == 0 && 2 * kTiles <= BLOCKS_ ? 2 * kTiles
                                                                             : kUnits / (kChunks - 1);
 
-    __device__ static int begin(int block) { return min(block, kBlocks) * kUnits / kBlocks; }
+    __device__ static int begin(int block) {
+        if (WHOLE) return block * kTiles / BLOCKS_ * kChunks;
+        return min(block, kBlocks) * kUnits / kBlocks;
+    }
     __device__ static int owner(int unit) { return ((unit + 1) * kBlocks - 1) / kUnits; }
 
     // Whether the row `row` of W is computed in two parts.
     __device__ static bool halved(int row) {
+        if (WHOLE) return false;
         const int first = row / (16 * TM) * kChunks;
         return owner(first) != owner(first + kChunks - 1);
     }
@@ -54,18 +60,15 @@ struct SplitProduct {
     }
 
     // Calls finish(row of W, batch row, this block's sum, starts, ends) by 128 * TM threads for each tile:
-    // `starts` and `ends` say whether the sum covers the beginning and the end of k. Before the units of a tile, all
-    // consumers call prepare(tile, starts, ends).
+    // `starts` and `ends` say whether the sum covers the beginning and the end of k.
     // `x[c]`: eight bf16 at k_of(c). `scratch`: two buffers of 2048 floats.
-    template <class Ring, class Prepare, class Finish>
-    __device__ static void consume(
-        Ring& ring, const uint4 (&x)[kChunks], float* scratch, Prepare prepare, Finish finish) {
+    template <class Ring, class Finish>
+    __device__ static void consume(Ring& ring, const uint4 (&x)[kChunks], float* scratch, Finish finish) {
         const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
         const uint32_t own = (warp * 64 + lane) * 16;
         int turn = 0;
         for (int unit = begin(blockIdx.x), end = begin(blockIdx.x + 1); unit < end;) {
             const int tile = unit / kChunks, first = unit - tile * kChunks, last = min(kChunks, first + end - unit);
-            prepare(tile, first == 0, last == kChunks);
             float even[4] = {0, 0, 0, 0}, odd[4] = {0, 0, 0, 0};
             // Two units at a time where there are two: their loads wait together.
 #pragma unroll
