@@ -85,6 +85,16 @@ def test_a_launch_compiles_without_spills_for_one_block_a_multiprocessor(case, t
     assert context.shared_bytes + report.static_shared_bytes <= 227 << 10
 
 
+def test_half_fragments_are_what_the_lanes_of_an_mma_multiply():
+    """PTX's m16n8k16 with its lower eight rows alone: lane 4 g + q has row g at its k 2 q, 2 q + 1 and 8 more."""
+    random = torch.Generator().manual_seed(1)
+    weight, x = (torch.randn(rows, 128, generator=random).bfloat16() for rows in (16, 8))
+    lanes = moe_half.half_fragments(weight).view(2, 4, 8, 4, 2, 2, 2).double()  # block, step, g, q, MMA, register, element
+    operands = x.double().view(8, 4, 4, 2, 2, 2)  # token, step, q, MMA, register, element
+    product = torch.einsum("bsgqmre,tsqmre->bgt", lanes, operands).reshape(16, 8)
+    torch.testing.assert_close(product, weight.double() @ x.double().T, rtol=1e-12, atol=1e-12)
+
+
 def test_registers_for_two_blocks_would_spill():
     file = "kernels/cuda/experts.cu"
     narrow = FILES | {file: FILES[file].replace("__launch_bounds__(32 * WARPS, 1)", "__launch_bounds__(32 * WARPS, 2)")}
