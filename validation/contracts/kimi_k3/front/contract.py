@@ -38,10 +38,10 @@ class Front(RankOp):
         return found
 
     def own(self, workload: Workload) -> tuple[int, int]:
-        """Rows of the router and of the latent down-projection on one rank."""
+        """Rows of the router and of the latent down-projection on one rank: the published sizes divide evenly, of others
+        the first rank has the most."""
         shards = workload.axes["shards"]
-        experts = self.divided("experts", self.experts(workload), shards)
-        return experts, self.divided("channels of the latent row", self.architecture.moe.latent_size, shards)
+        return -(-self.experts(workload) // shards), -(-self.architecture.moe.latent_size // shards)
 
     def axes(self, tp: int, rows: int, layout: Layout) -> dict[str, int]:
         """S, the ranks that share rows, and how far rows of x lie apart."""
