@@ -28,17 +28,8 @@ READ_CEILING = 4.25e12
 COPIES = 3
 REPLAYS = 30
 STAGES = (
-    "first mix",
-    "barrier",
-    "in_projection",
-    "barrier",
-    "kda step",
-    "barrier",
-    "o_proj",
-    "barrier",
-    "second mix",
-    "front",
-)
+    "first mix", "barrier", "in_projection", "state", "kda step", "barrier", "o_proj", "banks", "second mix", "front"
+)  # fmt: skip
 
 kernel = import_module("fasttrack_models.kimi_k3.kernels.kda_front")
 
@@ -64,29 +55,6 @@ def place(op, workload, inputs, device="cuda"):
         laid[spec.name] = storage.as_strided(spec.shape, spec.strides)
         laid[spec.name].copy_(torch.full(spec.shape, float("nan")) if value is None else value)
     return laid
-
-
-class Sliced:
-    """The part with one rank's slice of router and latent down-projection, for timing: the contract replicates both."""
-
-    def __init__(self, op):
-        self._op = op
-
-    def tensors(self, workload):
-        """The part's, with fewer rows of the two."""
-        tp = workload.axes["tp"]
-        for spec in self._op.tensors(workload):
-            axis = {"router": 0, "latent_down": 0, "logits": 1, "latent": 1}.get(spec.name)
-            if axis is None:
-                yield spec
-                continue
-            shape = tuple(size // tp if i == axis else size for i, size in enumerate(spec.shape))
-            yield spec.model_copy(update={"shape": shape, "strides": (shape[1], 1)})
-
-    def cost(self, workload):
-        """Bytes without the other ranks' slices."""
-        whole, tp = self._op.cost(workload), workload.axes["tp"]
-        return whole.model_copy(update={"bytes_read": whole.bytes_read - (896 + 3584) * (tp - 1) // tp * 7168 * 2})
 
 
 class Bound:
@@ -120,11 +88,7 @@ class Bound:
 
 def check(op, workload, context, config, distribution):
     """Ratios of the candidate's to the plain path's median error by tensor, and the messages of what fails."""
-    chosen = {}
-    if distribution != "typical":
-        alias, name = distribution.split(":")
-        chosen = {next(i for i, member in enumerate(op.members) if member.alias == alias): name}
-    inputs = op._inputs(workload, chosen, torch.seed() % 2**62)
+    inputs = op.make_inputs(workload, distribution, torch.seed() % 2**62)
     bound = Bound(op, workload, inputs, context, config)
     bound()
     torch.cuda.synchronize()
@@ -212,7 +176,6 @@ def stages(op, workload, config, options):
 
 def compiled(op, options):
     """Fills the directory of machine code with what the other options need."""
-    shapes = (op, Sliced(op)) if options.sliced else (op,)
     for extra in ({}, {"STAMPS": 1}):
         context = Context(options.blocks, constants=extra | options.extra, cubins=options.compile, only_compile=True)
         for tp in options.tp:
@@ -221,13 +184,13 @@ def compiled(op, options):
                 configs = (
                     options.configs if rows in options.rows[:1] and not extra else options.configs[: options.staged]
                 )
-                for of, config in itertools.product(shapes[: 2 if tp == 8 else 1], configs):
+                for config in configs:
                     # Meta tensors have shapes and strides, which is all that a launch looks at.
                     laid = {
                         spec.name: torch.empty_strided(
                             spec.shape, spec.strides, dtype=torch_dtype(spec.dtype), device="meta"
                         )
-                        for spec in of.tensors(workload)
+                        for spec in op.tensors(workload)
                     }
                     names = ("queries", "rate", "in_proj_units", "o_proj_units", "front_units", "cells")
                     made = {
@@ -250,7 +213,6 @@ def main():
     parser.add_argument("--blocks", type=int, default=132)
     parser.add_argument("--cubins", help="directory of machine code to use")
     parser.add_argument("--compile", help="only fill this directory with machine code (no GPU needed)")
-    parser.add_argument("--sliced", action="store_true", help="time one rank's slice of router and latent, too (TP 8)")
     parser.add_argument("--extra", default="{}", help="more macros, as JSON")
     options = parser.parse_args()
     options.extra = json.loads(options.extra)
@@ -282,30 +244,27 @@ def main():
         keep()
     for tp, rows in itertools.product(options.tp, options.rows):
         workload = workload_of(op, tp, rows)
-        for of in (op, Sliced(op)) if options.sliced and tp == 8 else (op,):
-            name = f"tp{tp} {rows} rows{'' if of is op else ' sliced'}"
-            floor = of.cost(workload).bytes / READ_CEILING * 1e6
-            for config in options.configs if rows in options.rows[:1] else options.configs[:1]:
-                context = plain if config.get("cooperative", True) else free
-                try:
-                    median, least, calls = timed(of, workload, context, config)
-                except RuntimeError as error:
-                    print(f"{name}, {config}: {error}", flush=True)
-                    continue
-                figures["times"][f"{name} {config}"] = {"median_us": median, "least_us": least, "floor_us": floor}
-                rate = of.cost(workload).bytes / median / 1e6
-                print(
-                    f"{name}, {config}: {median:.2f} us (least {least:.2f}), floor {floor:.2f}, "
-                    f"{median / floor:.2f} x, {rate:.2f} TB/s", flush=True
-                )  # fmt: skip
-                del calls
-            for config in options.configs[: options.staged] if rows <= 8 else ():
-                figures["stages"][f"{name} {config}"] = found = stages(of, workload, config, options)
-                print(
-                    f"{name}, {config}: " + ", ".join(f"{n} {s}" for n, s in zip(STAGES, found["steps"], strict=True))
-                )
-                print(f"   latest stamps {found['latest']}", flush=True)
-            keep()
+        name = f"tp{tp} {rows} rows"
+        floor = op.cost(workload).bytes / READ_CEILING * 1e6
+        for config in options.configs if rows in options.rows[:1] else options.configs[:1]:
+            context = plain if config.get("cooperative", True) else free
+            try:
+                median, least, calls = timed(op, workload, context, config)
+            except RuntimeError as error:
+                print(f"{name}, {config}: {error}", flush=True)
+                continue
+            figures["times"][f"{name} {config}"] = {"median_us": median, "least_us": least, "floor_us": floor}
+            rate = op.cost(workload).bytes / median / 1e6
+            print(
+                f"{name}, {config}: {median:.2f} us (least {least:.2f}), floor {floor:.2f}, "
+                f"{median / floor:.2f} x, {rate:.2f} TB/s", flush=True
+            )  # fmt: skip
+            del calls
+        for config in options.configs[: options.staged] if rows <= 8 else ():
+            figures["stages"][f"{name} {config}"] = found = stages(op, workload, config, options)
+            print(f"{name}, {config}: " + ", ".join(f"{n} {s}" for n, s in zip(STAGES, found["steps"], strict=True)))
+            print(f"   latest stamps {found['latest']}", flush=True)
+        keep()
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""Choice, experts and the shared expert's second product in one launch on a GPU: checked, then timed beside stock.
+"""From the choice of experts to the end of the layer in one launch on a GPU: checked, then timed beside stock.
 
 python benchmarks/moe_half.py --tp 8 16 --rows 1 2 4 8 16 32 64 --out figures.json
 
 All 896 experts of a layer. The exam chains the ops' own: the oracle's choice is what the experts' oracle and plain path
-are given. A timing's graph holds several launches with other logits and shared weights each. Self-reported figures.
+are given. A timing's graph holds several launches with other logits and other weights but the experts' each. The stock
+ops end where ranks exchange: the latent up-projection is not among them. Self-reported figures.
 """
 
 import argparse
@@ -20,19 +21,25 @@ from cuda_context import DeviceContext
 from fasttrack_models.kimi_k3.kernels import moe_half
 
 MOE = op_exam.REAL.op("experts").architecture.moe
+UP_WEIGHTS = ("latent_norm", "latent_up")
 HIDDEN = op_exam.REAL.op("experts").architecture.hidden_size
 
 
 def drawn(tp, rows):
     """One step's inputs, and shared weights of its own."""
-    op = op_exam.REAL.op("shared_down")
-    width = op.sizes(tp)[1]
+    width, columns, latent = op_exam.REAL.op("shared_down").sizes(tp)[1], HIDDEN // tp, MOE.latent_size
+
+    def normal(*shape):
+        return torch.randn(shape, device="cuda").bfloat16()
+
     return {
         "logits": 1.5 * torch.randn(rows, MOE.experts, device="cuda"),
-        "x": torch.randn(rows, MOE.latent_size, device="cuda").bfloat16(),
-        "shared": torch.randn(rows, width, device="cuda").bfloat16(),
+        "experts_x": normal(rows, latent), "shared_down_x": normal(rows, width),
         "shared_down": (torch.randn(HIDDEN, width, device="cuda") / width**0.5).bfloat16(),
-    }
+        "latent_norm": 1 + 0.2 * normal(latent), "latent_up": normal(columns, latent) / 64,
+        "latent_up_routed": normal(tp, rows, latent), "shared": normal(tp, rows, columns) / 4,
+        "residual": normal(rows, columns),
+    }  # fmt: skip
 
 
 def bind(context, axes, config, tensors, prepared):
@@ -41,9 +48,13 @@ def bind(context, axes, config, tensors, prepared):
     made = {name: torch.zeros(shape, dtype=dtype, device="cuda") for name, (shape, dtype) in spaces.items()}
     for name, (shape, dtype, *_) in moe_half.persistent(axes, config).items():
         made[name] = torch.zeros(shape, dtype=dtype, device="cuda")
-    for name, width in (("routed", MOE.latent_size), ("partial", HIDDEN)):
+    columns = tensors["residual"].shape[1]
+    for name, width in (("experts_routed", MOE.latent_size), ("partial", HIDDEN), ("stream", columns)):
         made[name] = torch.full((axes["rows"], width), float("nan"), dtype=torch.bfloat16, device="cuda")
-    stages = {"shared_stages": moe_half.fragments(tensors["shared_down"])}
+    stages = {
+        "shared_stages": moe_half.fragments(tensors["shared_down"]),
+        "up_rows": moe_half.half_fragments(tensors["latent_up"]),
+    }
     buffers = SimpleNamespace(**(tensors | prepared | stages | made))
     return (lambda: moe_half.launch(context, buffers, axes, config)), buffers
 
@@ -54,7 +65,7 @@ def exam(workload, tensors, static, buffers, run):
     for _ in range(3):
         run()
         torch.cuda.synchronize()
-        found.append((buffers.routed.clone(), buffers.partial.clone()))
+        found.append((buffers.experts_routed.clone(), buffers.partial.clone(), buffers.stream.clone()))
     if not all(torch.equal(a, b) for one in found for a, b in zip(one, found[0], strict=True)):
         wrong.append("reruns differ")
     if buffers.barrier[1]:
@@ -62,11 +73,15 @@ def exam(workload, tensors, static, buffers, run):
     tp, rows = workload.axes["tp"], workload.axes["rows"]
     routing, shared = op_exam.REAL.op("routing"), op_exam.REAL.op("shared_down")
     chosen = routing.oracle(tensors, op_exam.declared(routing, tp, rows))
-    inputs = static | {"x": tensors["x"], "ids": chosen["ids"], "weights": chosen["weights"].float()}
+    up = op_exam.REAL.op("latent_up")
+    inputs = static | {"x": tensors["experts_x"], "ids": chosen["ids"], "weights": chosen["weights"].float()}
     for op, at, given, name, got in (
         (experts_bench.OP, workload, inputs, "routed", found[0][0]),
-        (shared, op_exam.declared(shared, tp, rows), {"x": tensors["shared"], "shared_down": tensors["shared_down"]},
-         "partial", found[0][1]),
+        (shared, op_exam.declared(shared, tp, rows),
+         {"x": tensors["shared_down_x"], "shared_down": tensors["shared_down"]}, "partial", found[0][1]),
+        (up, op_exam.declared(up, tp, rows),
+         {"routed": tensors["latent_up_routed"]} | {n: tensors[n] for n in ("shared", "residual", *UP_WEIGHTS)},
+         "stream", found[0][2]),
     ):  # fmt: skip
         with torch.device("cuda"):
             host = [{name: path(given, at)[name].cpu()} for path in (op.oracle, op.plain)]
@@ -86,13 +101,13 @@ def stock(static, workload):
     )
 
     def bound(tensors, bias):
-        scaled = (tensors["x"].float() * 2.0**96).bfloat16()  # As the stock layer's down-projection leaves it.
+        scaled = (tensors["experts_x"].float() * 2.0**96).bfloat16()  # As the stock layer's down-projection leaves it.
         weight = tensors["shared_down"].T
 
         def run():
             routes = experts.route(tensors["logits"], bias)
             experts(scaled, routes, *packed)
-            torch.mm(tensors["shared"], weight)
+            torch.mm(tensors["shared_down_x"], weight)
 
         return run
 
@@ -116,7 +131,8 @@ def figures(context, tp, rows_list, configs, with_stock):
                 if prepared is None:
                     source = SimpleNamespace(**static)
                     prepared = moe_half.prepare(context, source, workload.axes, config)
-                run, buffers = bind(context, workload.axes, config, one, prepared)
+                axes = {**workload.axes, "columns": HIDDEN // tp}
+                run, buffers = bind(context, axes, config, one, prepared)
                 runs.append(run)
             row = {"tp": tp, "rows": rows, **config, **experts_bench.timed(runs, workload, steps)}
             row["wrong"] = exam(workload, steps[-1], static, buffers, run) if rows <= 16 else None

@@ -10,7 +10,7 @@ from .grid import Cell
 
 _HEADER = (
     f"{'cell':<26} {'stock us':>9} {'fast us':>9} {'ratio':>6}  {'interval':<13} {'x floor':>7} {'floor':>7} "
-    f"{'physical':>8} {'launches':>9}  rows"
+    f"{'physical':>8} {'bytes x speed':>13} {'launches':>9}  rows"
 )
 
 
@@ -102,6 +102,7 @@ def _table(outcomes: Iterable[tuple[Cell, Measured | Failed | NotRun]]) -> Itera
             f"{c.ratio:>6.2f}  "
             f"{f'{c.low:.2f}-{c.high:.2f}':<13} {fast.microseconds.median / outcome.target_floor_us:>7.2f} "
             f"{outcome.target_floor_us:>7.1f} {outcome.physical_floor_us:>8.1f} "
+            f"{f'{outcome.by_bytes:.2f} x {outcome.by_speed:.2f}':>13} "
             f"{f'{outcome.stock.launches}/{fast.launches}':>9}  {len(outcome.examined_rows)} examined"
         )
     for why, keys in without.items():

@@ -20,7 +20,7 @@ from .executor import Exchange, Executor, Prepared
 from .graph import EMBEDDING, LOGITS, Place
 from .graph import step as whole_step
 from .memory import Memory
-from .plan import Fallback, Plan, Step, plan
+from .plan import FASTER_UP_TO, MOST_ROWS, Fallback, Plan, Step, plan
 from .plan import Prepared as PreparedFor
 from .schedule import schedule
 from .shape import PUBLISHED, Shape
@@ -98,7 +98,8 @@ class Decoder:
     def plan(self, step: Step) -> Plan | Fallback:
         """How `step` runs."""
         width = self.environment.verify_width
-        return plan(step, PreparedFor(self.buckets, width, self._pages, bound=bool(self.executors)))
+        most = FASTER_UP_TO.get((self.environment.hardware, self.rank.tp), MOST_ROWS)
+        return plan(step, PreparedFor(self.buckets, width, self._pages, bound=bool(self.executors), most=most))
 
     def run(self, plan: Plan, inputs: Inputs) -> Tensor:
         """This rank's logits [rows, vocabulary / tp] bf16, in a buffer that the next step of this bucket overwrites."""

@@ -145,12 +145,10 @@ class _Walker:
     def _moe(self, number: int, x: str) -> None:
         weights = f"layers.{number}.mlp"
         front = self._place(f"{number}.front", "front", weights, {"x": x}, ("logits", "latent", "shared"))
-        routing = self._place(
-            f"{number}.routing", "routing", weights, {"logits": front["logits"]}, ("ids", "weights")
-        )
-        experts = self._place(
-            f"{number}.experts", "experts", weights, {"x": front["latent"], **routing}, ("routed",)
-        )
+        # Every rank has its own rows of router and latent down-projection.
+        logits, latent = ((Source(front[name], Via.GATHERED),) for name in ("logits", "latent"))
+        routing = self._place(f"{number}.routing", "routing", weights, {"logits": logits}, ("ids", "weights"))
+        experts = self._place(f"{number}.experts", "experts", weights, {"x": latent, **routing}, ("routed",))
         shared = self._place(
             f"{number}.shared_down", "shared_down", weights, {"x": front["shared"]}, ("partial",)
         )

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .graph import Place, Source, Via
-from .tensors import BF16, Rank, dense
+from .tensors import BF16, GATHERED, Rank, dense
 
 _STREAMS = ("o_proj_residual.stream", "dense_down.stream", "latent_up.stream")
 
@@ -61,7 +61,7 @@ class Memory:
         op, tensor = self._ops[value]
         shape, dtype = self.rank.output(op, tensor, self.rows)
         kind = f"{op}.{tensor}"
-        if kind == "latent_up.stream":
+        if kind in GATHERED:
             return self.whole(value) if self.rank.tp == 1 else self.buffer(kind, shape, dtype)
         if kind in _STREAMS:
             return self.whole(value)
@@ -70,11 +70,15 @@ class Memory:
         return self.buffer(kind, shape, dtype)
 
     def whole(self, value: str) -> Tensor:
-        """The whole stream [rows, d] called `value`: in its bank, or in one of two that alternate.
+        """What is called `value` with the columns of all ranks: a stream [rows, d] in its bank or in one of two that
+        alternate, or router logits [rows, E] or latents [rows, L].
 
         What no place writes (the embedding, where a part begins) is the caller's to fill."""
         if value in self._banked:
             return self._banks()[self._banked[value]]
+        if value in self._ops and self._ops[value][0] == "front":
+            op, tensor = self._ops[value]
+            return self.buffer(f"all ranks' {op}.{tensor}", *self.rank.gathered(op, tensor, self.rows))
         kind = ".".join(self._ops[value]) if value in self._ops else "latent_up.stream"
         place = "attention stream" if kind == "o_proj_residual.stream" else "layer stream"
         return self.buffer(place, (self.rows, self.rank.shape.hidden), BF16)

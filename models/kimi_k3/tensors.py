@@ -95,8 +95,8 @@ class Rank:
             ("dense_up", "activation"): ((rows, s.dense_intermediate // self.tp), BF16),
             ("dense_down", "partial"): ((rows, s.hidden), BF16),
             ("dense_down", "stream"): ((rows, s.hidden), BF16),
-            ("front", "logits"): ((rows, s.experts), F32),
-            ("front", "latent"): ((rows, s.latent), BF16),
+            ("front", "logits"): ((rows, s.experts // self.tp), F32),
+            ("front", "latent"): ((rows, s.latent // self.tp), BF16),
             ("front", "shared"): ((rows, self.shared), BF16),
             ("routing", "ids"): ((rows, s.top_k), I32),
             ("routing", "weights"): ((rows, s.top_k), F32),
@@ -106,6 +106,15 @@ class Rank:
             ("head", "logits"): ((rows, s.vocabulary // self.tp), BF16),
         }[op, tensor]
 
+
+    def gathered(self, op: str, tensor: str, rows: int) -> tuple[tuple[int, ...], torch.dtype]:
+        """The same of all ranks, their columns side by side."""
+        (count, columns), dtype = self.output(op, tensor, rows)
+        return (count, self.tp * columns), dtype
+
+
+GATHERED = ("front.logits", "front.latent", "latent_up.stream")
+"""What every rank computes some columns of, and reads whole"""
 
 STATIC = {
     "attn_res_norm": ("res_norm", "res_proj", "out_norm"),
@@ -195,7 +204,7 @@ _AXES: dict[str, Callable[[Layouts, Rank, int], dict[str, int]]] = {
     "o_proj_residual": _reduced(lambda r: r.kda_channels),
     "dense_up": lambda at, r, rows: {"channels": r.shape.dense_intermediate // r.tp, "x_stride": at["x"].stride(0)},
     "dense_down": _reduced(lambda r: r.shape.dense_intermediate // r.tp),
-    "front": lambda at, r, rows: {"shared": r.shared, "x_stride": at["x"].stride(0)},
+    "front": lambda at, r, rows: {"shared": r.shared, "shards": r.tp, "x_stride": at["x"].stride(0)},
     "routing": lambda at, r, rows: {"logits_stride": at["logits"].stride(0)},
     "experts": lambda at, r, rows: {
         "experts": r.shape.experts, "channels": r.shape.expert_intermediate // r.tp, "x_stride": at["x"].stride(0),

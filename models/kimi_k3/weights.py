@@ -13,8 +13,9 @@ def weights(model: Any, place: Place, rank: Rank) -> Mapping[str, Tensor]:
     """The weights of the op at `place`, this rank's own slices, by their names in the op's contract.
 
     `model` has `layers[n].attention`, `.mlp`, `.attention_mix` and `.mlp_mix`, `final_mix` and `lm_head`. A layer's
-    MoE has `w13` and `w2` with `packed` and `scale` (MXFP4 as in the checkpoint), and `latent_up` whole [d, L], as
-    checkpoints replicate it, or this rank's rows of it. MLA has `kv_b`, whose rows are a head's keys, then its values.
+    MoE has `w13` and `w2` with `packed` and `scale` (MXFP4 as in the checkpoint), and `router` [E, d], `latent_down`
+    [L, d] and `latent_up` [d, L] whole, as checkpoints replicate them, or this rank's rows. MLA has `kv_b`, whose rows
+    are a head's keys, then its values.
     """
     return _WEIGHTS[place.op](_part(model, place), rank)
 
@@ -40,10 +41,10 @@ def _heads(w: Any, rank: Rank) -> tuple[Tensor, Tensor]:
     return key, value
 
 
-def _latent_up(w: Any, rank: Rank) -> Tensor:
-    if len(w.latent_up) == rank.columns:
-        return w.latent_up
-    return w.latent_up[rank.rank * rank.columns : (rank.rank + 1) * rank.columns]
+def _own_rows(weight: Tensor, rank: Rank, whole: int) -> Tensor:
+    """This rank's part of a weight of `whole` rows, which may be all that is there."""
+    rows = whole // rank.tp
+    return weight if len(weight) == rows else weight[rank.rank * rows : (rank.rank + 1) * rows]
 
 
 _WEIGHTS: dict[str, Callable[[Any, Rank], Mapping[str, Tensor]]] = {
@@ -62,13 +63,14 @@ _WEIGHTS: dict[str, Callable[[Any, Rank], Mapping[str, Tensor]]] = {
     "dense_up": lambda w, r: {"gate_up": w.gate_up},
     "dense_down": lambda w, r: {"down": w.down},
     "front": lambda w, r: {
-        "router": w.router, "latent_down": w.latent_down, "shared_gate_up": w.shared_gate_up
+        "router": _own_rows(w.router, r, r.shape.experts),
+        "latent_down": _own_rows(w.latent_down, r, r.shape.latent), "shared_gate_up": w.shared_gate_up,
     },
     "routing": lambda w, r: {"correction_bias": w.correction_bias},
     "experts": lambda w, r: {
         "w13_packed": w.w13.packed, "w13_scale": w.w13.scale, "w2_packed": w.w2.packed, "w2_scale": w.w2.scale
     },
     "shared_down": lambda w, r: {"shared_down": w.shared_down},
-    "latent_up": lambda w, r: {"latent_norm": w.latent_norm, "latent_up": _latent_up(w, r)},
+    "latent_up": lambda w, r: {"latent_norm": w.latent_norm, "latent_up": _own_rows(w.latent_up, r, r.shape.hidden)},
     "head": lambda w, r: {"lm_head": w.lm_head},
 }  # fmt: skip

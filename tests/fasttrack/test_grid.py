@@ -42,7 +42,7 @@ def measured(stock=100.0, fast=50.0):
 
     return records.Measured(
         specialised=path(fast), stock=path(stock), comparison=compare([Quad(a1=fast, b1=stock, b2=stock, a2=fast)] * 12),
-        target_floor_us=20, physical_floor_us=16, bytes=80, ceiling_bytes_per_second=4e12,
+        target_floor_us=20, physical_floor_us=16, bytes=80, stock_bytes=2 * 80, ceiling_bytes_per_second=4e12,
         method=Method(quads=12, slots=4, cold=0.9, l2_bytes=1), conditions=Conditions(seen=0, unavailable="no NVML"),
         examined_rows=(0,), calls=(records.Call(op="front", kernel="kernels/front.py"),),
     )  # fmt: skip

@@ -16,7 +16,10 @@ CASES = {
     "tp8, one row": (experts_cuda, 384, 1, "resident", {}),
     "tp8, 64 rows": (experts_cuda, 384, 64, "spread", {}),
     "tp16, 9 rows": (experts_cuda, 192, 9, "resident", {}),
-    "tp8, choice and shared expert": (moe_half, 384, 8, "resident", {"shared": 768}),
+    "tp8, choice and shared expert": (moe_half, 384, 8, "resident", {"shared_down_x": 768}),
+    "tp8, one row to the layer's end": (moe_half, 384, 1, "resident", {"shared_down_x": 768, "columns": 896}),
+    "tp8, 16 rows to the layer's end": (moe_half, 384, 16, "resident", {"shared_down_x": 768, "columns": 896}),
+    "tp16, 64 rows to the layer's end": (moe_half, 192, 64, "spread", {"shared_down_x": 384, "columns": 448}),
     "tp16, choice alone": (moe_half, 192, 3, "spread", {}),
 }
 
@@ -40,13 +43,19 @@ class Asked:
 
 
 def asked_for(module, channels, rows, structure, more):
+    columns = more.get("columns")
     axes = {"rows": rows, "channels": channels, "experts": EXPERTS}
-    config = {"structure": structure, "num_stages": 3}
-    names = ["stages13", "stages2", "x", "routed", *module.scratch(axes, config), *module.persistent(axes, config)]
+    axes |= {"columns": columns, "tp": 7168 // columns} if columns else {}
+    config = {"structure": structure, "num_stages": 2 if columns else 3}
+    x = "experts_x" if more else "x"
+    names = ["stages13", "stages2", x, "experts_routed" if columns else "routed", *module.scratch(axes, config), *module.persistent(axes, config)]
     names += ["logits", "correction_bias"] if module is moe_half else ["ids", "weights"]
     names += ["shared_stages", "partial"] if more else []
+    names += ["up_rows", "latent_norm", "residual", "stream"] if columns else []
     buffers = {name: torch.empty(1, 1) for name in names}
-    buffers |= {name: torch.empty(rows, width) for name, width in more.items()}
+    buffers |= {name: torch.empty(rows, width) for name, width in more.items() if name != "columns"}
+    if columns:
+        buffers |= {name: torch.empty(axes["tp"], rows, 8) for name in ("latent_up_routed", "shared")}
     context = Asked()
     module.launch(context, SimpleNamespace(**buffers), axes, config)
     return context
@@ -74,6 +83,16 @@ def test_a_launch_compiles_without_spills_for_one_block_a_multiprocessor(case, t
     assert report.registers * context.options["threads"] <= 65536
     assert context.options["cooperative"] and context.grid == (132,)
     assert context.shared_bytes + report.static_shared_bytes <= 227 << 10
+
+
+def test_half_fragments_are_what_the_lanes_of_an_mma_multiply():
+    """PTX's m16n8k16 with its lower eight rows alone: lane 4 g + q has row g at its k 2 q, 2 q + 1 and 8 more."""
+    random = torch.Generator().manual_seed(1)
+    weight, x = (torch.randn(rows, 128, generator=random).bfloat16() for rows in (16, 8))
+    lanes = moe_half.half_fragments(weight).view(2, 4, 8, 4, 2, 2, 2).double()  # block, step, g, q, MMA, register, element
+    operands = x.double().view(8, 4, 4, 2, 2, 2)  # token, step, q, MMA, register, element
+    product = torch.einsum("bsgqmre,tsqmre->bgt", lanes, operands).reshape(16, 8)
+    torch.testing.assert_close(product, weight.double() @ x.double().T, rtol=1e-12, atol=1e-12)
 
 
 def test_registers_for_two_blocks_would_spill():

@@ -81,6 +81,7 @@ FALLBACKS = {
     Why.PREFILL: (Step((1, 1), prefills=1), PREPARED),
     Why.EMPTY: (Step(()), PREPARED),
     Why.ROWS: (Step((1,) * 65), replace(PREPARED, buckets=(128,))),
+    Why.SLOWER: (Step((1,) * 9), replace(PREPARED, most=8)),
     Why.RAGGED: (Step((2, 1)), PREPARED),
     Why.VERIFY: (Step((3, 3)), PREPARED),
     Why.UNPREPARED: (Step((1,) * 33), PREPARED),

@@ -185,6 +185,11 @@ class Noted:
     def summed(self, partial, residual, stream, mix):
         return self._launch("summed", residual is not None, stream, mix)
 
+    def columns(self, parts):
+        for own, whole in parts:
+            assert whole.shape[1] == 2 * own.shape[1] and whole.dtype == own.dtype
+        return self._launch("columns", False, parts[0][1], None)
+
     def shared(self, routed, partial, columns):
         return self._launch("shared", False, routed, None)
 
@@ -214,9 +219,10 @@ def test_every_value_that_ranks_wait_for_is_exchanged_once(ranked):
     of, made = ranked
     noted = Noted(fuses=True)
     step = exchange.RankedStep(made.executors[4], made.lane(4), noted)
-    # A dense layer exchanges two sums; the others one sum, the experts' and the stream.
-    assert step.exchanges == 2 + 3 * (of.layers - 1) == len(noted.bound)
-    assert [what for what, *_ in noted.bound] == ["summed", "summed", *["summed", "shared", "whole"] * (of.layers - 1)]
+    # A dense layer exchanges two sums; the others one sum, logits and latents, the experts' and the stream.
+    assert step.exchanges == 2 + 4 * (of.layers - 1) == len(noted.bound)
+    each = ["summed", "columns", "shared", "whole"]
+    assert [what for what, *_ in noted.bound] == ["summed", "summed", *each * (of.layers - 1)]
     # Every mix but the first follows an exchange, and is left to it.
     mixes = [bound for bound in made.executors[4].bound if bound.call.op == "attn_res_norm"]
     assert sum(mix is not None for *_, mix in noted.bound) == len(mixes) - 1 == 2 * of.layers
@@ -246,6 +252,6 @@ def test_ranks_of_two_processes_decode_as_near_to_the_oracle_as_the_plain_path(t
         out, err = rank.communicate(timeout=900)
         assert rank.returncode == 0, err[-3000:]
         found = json.loads(out.splitlines()[-1])
-        assert found["exchanges"] == 14
+        assert found["exchanges"] == 18
         for own, plain in found["errors"]:
             assert own <= max(2 * plain, 0.02)

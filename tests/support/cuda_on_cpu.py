@@ -27,7 +27,6 @@ _MEANINGS: dict[str, Callable[[list[str], list[str]], str]] = {
     "createpolicy": lambda o, i: f"{o[0]} = 0;",
     "ld.shared.v4": lambda o, i: f"emu_lds({', '.join(o + i)});",
     "bar.sync 1, 512": lambda o, i: "emu_bar(1, 512);",
-    "bar.sync 2, 128": lambda o, i: "emu_bar(2, 128);",
     "bar.sync 3": lambda o, i: f"emu_bar(3, {i[0]});",
     "bar.arrive 3": lambda o, i: f"emu_bar_arrive(3, {i[0]});",
     "ld.acquire.gpu": lambda o, i: f"yield_(); {o[0]} = *({i[0]});",

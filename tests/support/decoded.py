@@ -222,7 +222,7 @@ class Group:
             for rank, lane in enumerate(lanes):
                 if op in ("o_proj_residual", "dense_down"):
                     lane.peers().copy_(torch.stack([s for other, s in enumerate(sent) if other != rank]))
-                elif op == "latent_up":
+                elif op in ("front", "latent_up"):
                     lane.whole(value).copy_(torch.cat(sent, 1))
                 else:
                     lane._everyones(value).copy_(torch.stack(sent))

@@ -84,6 +84,6 @@ def weight(node: Node, name: str, weights: Sequence[ModelWeights], architecture:
     if name.startswith(("w13_", "w2_")):
         stack, _, field = name.partition("_")
         return getattr(getattr(part, stack), field)
-    if name == "latent_up":
-        return part.latent_up.chunk(len(weights))[rank]
+    if name in ("latent_up", "router", "latent_down"):
+        return getattr(part, name).chunk(node.axes.get("shards") or len(weights))[rank if "shards" not in node.axes else 0]
     return getattr(part, name)

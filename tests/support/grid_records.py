@@ -25,7 +25,7 @@ def record(
     outcome = Failed(stage="timing", reason=failed) if failed else Measured(
         specialised=path(samples or [fast] * 6), stock=path(stock_samples or [stock] * 6),
         comparison=compare([Quad(a1=fast, b1=stock, b2=stock, a2=fast)] * 12), target_floor_us=20, physical_floor_us=16,
-        bytes=80, ceiling_bytes_per_second=4e12, method=Method(quads=12, slots=4, cold=0.9, l2_bytes=1),
+        bytes=80, stock_bytes=2 * 80, ceiling_bytes_per_second=4e12, method=Method(quads=12, slots=4, cold=0.9, l2_bytes=1),
         conditions=clocks or Conditions(seen=0, unavailable="no NVML"), examined_rows=(0,), calls=(),
     )  # fmt: skip
     same = dict.fromkeys(("decode", "kernels", "dispatch", "contract"), "c" * 64)

@@ -24,7 +24,7 @@ of, tp, rows = decoded.tiny(), 2, 3
 decoded.resize(of)
 shard = small_grid(of, STEP_LAYERS if kind == "step" else LAYERS).shard(spec(kind, tp, rows), "h200")
 tensors = shard.draw(5, "cpu")
-examined = shard.examined({name: tensor.clone() for name, tensor in tensors.items()})
+examined = shard.examined({name: tensor.clone() for name, tensor in tensors.items()})["specialised"]
 context = decoded.InterpretingContext()
 directory = decoded.directory(of, tps=(tp,))
 if fault == "epsilon":

@@ -73,7 +73,12 @@ class Shard(ABC):
     @property
     @abstractmethod
     def cost(self) -> Cost:
-        """What the shard must move and compute at least."""
+        """What the shard must move and compute at least, in the arrangement of the specialised path."""
+
+    @property
+    @abstractmethod
+    def stock_cost(self) -> Cost:
+        """The same in the arrangement of the stock path, which may read more."""
 
     @property
     @abstractmethod
@@ -92,8 +97,8 @@ class Shard(ABC):
         out."""
 
     @abstractmethod
-    def examined(self, tensors: "Mapping[str, Tensor]") -> "Examined":
-        """The right results for some rows of `tensors` (CPU, before anything ran)."""
+    def examined(self, tensors: "Mapping[str, Tensor]") -> "Mapping[str, Examined]":
+        """The right results for some rows of `tensors` (CPU, before anything ran), by path: specialised, stock."""
 
 
 class Examined(ABC):

@@ -51,12 +51,24 @@ class Measured(Frozen):
     comparison: Comparison = Field(description="specialised against stock: the ratio is above one where it is faster")
     target_floor_us: float = Field(description="the bytes at the read ceiling measured in this run")
     physical_floor_us: float = Field(description="bytes and flops at datasheet peaks")
-    bytes: int
+    bytes: int = Field(description="what must be moved at least in the arrangement of the specialised path")
+    stock_bytes: int = Field(description="the same in the arrangement of the stock path, which may read more")
     ceiling_bytes_per_second: float
     method: Method
     conditions: Conditions
     examined_rows: tuple[int, ...] = Field(description="rows of the batch that were held against the oracle")
     calls: tuple[Call, ...] = Field(description="of the specialised path, in launch order")
+
+
+    @property
+    def by_bytes(self) -> float:
+        """The factor of the gain that comes of bytes no longer read."""
+        return self.stock_bytes / self.bytes
+
+    @property
+    def by_speed(self) -> float:
+        """The factor that is left: bytes per second of the specialised path over the stock path's."""
+        return self.comparison.ratio / self.by_bytes
 
 
 class Failed(Frozen):

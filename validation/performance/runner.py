@@ -106,7 +106,7 @@ class Runner:
         for arm in (self._specialised, self._stock):
             self._say(f"{arm.name} path: preparing {slots} copies")
             laid[arm.name] = arm.lay_out(spec, self._hardware.name, seeds)
-            rulings[arm.name] = ruled(examined, arm.produced(examined.selection))
+            rulings[arm.name] = ruled(examined[arm.name], arm.produced(examined[arm.name].selection))
             wrong = [ruling for ruling in rulings[arm.name] if ruling.decision is not Decision.PASS]
             if wrong:
                 return Failed(stage="results", reason=f"{arm.name} path: {wrong[0].message}")
@@ -134,11 +134,12 @@ class Runner:
             specialised=path(session.a), stock=path(session.b), comparison=session.comparison,
             target_floor_us=cost.bytes / ceiling * 1e6,
             physical_floor_us=physical_floor_us(cost.bytes, cost.flops, self._hardware), bytes=cost.bytes,
+            stock_bytes=shard.stock_cost.bytes,
             ceiling_bytes_per_second=ceiling, method=method, conditions=session.conditions,
-            examined_rows=examined.rows, calls=tuple(Call(op=op, kernel=kernel) for op, kernel in calls),
+            examined_rows=examined[self._specialised.name].rows, calls=tuple(Call(op=op, kernel=kernel) for op, kernel in calls),
         )  # fmt: skip
 
-    def _examined(self, shard: Shard) -> tuple[int, Examined]:
+    def _examined(self, shard: Shard) -> tuple[int, Mapping[str, Examined]]:
         """A seed whose first rows any honest arithmetic decides alike, and what must come out for it."""
         from ..contracts.kimi_k3.rows_examined import Ambiguous
 

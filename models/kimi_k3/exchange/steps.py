@@ -43,6 +43,9 @@ class Transport(Protocol):
     def summed(self, partial: Tensor, residual: Tensor | None, stream: Tensor, mix: Mix | None) -> Launch:
         """stream [rows, d] = residual + the sum of all ranks' `partial` [rows, d]."""
 
+    def columns(self, parts: Sequence[tuple[Tensor, Tensor]]) -> Launch:
+        """For each (own, whole) of at most two: whole [rows, n] from every rank's columns `own` [rows, n / ranks]."""
+
     def shared(self, routed: Tensor, partial: Tensor, columns: int) -> Launch:
         """Every rank's `routed` [ranks, rows, L] and this rank's columns of every `partial` [ranks, rows, d]; a rank's own
         lie there."""
@@ -64,6 +67,15 @@ class Mailboxes:
         return lambda: exchange(
             self._ctx, self._box, partial, residual, stream, mix=mix, patience_ns=self._patience
         )
+
+    def columns(self, parts: Sequence[tuple[Tensor, Tensor]]) -> Launch:
+        """See Transport."""
+        ranks = self._box.ranks
+        parcels = [
+            Parcel(own.expand(ranks, *own.shape), whole.unflatten(1, (ranks, -1)).transpose(0, 1), keeps=True)
+            for own, whole in parts
+        ]
+        return lambda: gather(self._ctx, self._box, *parcels, patience_ns=self._patience)
 
     def shared(self, routed: Tensor, partial: Tensor, columns: int) -> Launch:
         """See Transport."""
@@ -97,6 +109,16 @@ class Collectives:
                 stream.copy_(partial)
             else:
                 torch.add(partial, residual, out=stream)
+
+        return launch
+
+    def columns(self, parts: Sequence[tuple[Tensor, Tensor]]) -> Launch:
+        """See Transport."""
+        launches = [self.whole(own, whole, None) for own, whole in parts]
+
+        def launch() -> None:
+            for each in launches:
+                each()
 
         return launch
 
@@ -164,6 +186,8 @@ class RankedStep:
             if op := next((op for op in SUMMED if op in sent), None):
                 launch = self._summed(sent.pop(op), mix)
                 self._warm(bounds[number + 1 :])
+            elif "front" in sent:
+                launch = self._columns(sent.pop("front"))
             elif "experts" in sent and "shared_down" in sent:
                 launch = self._shared(sent.pop("experts"), sent.pop("shared_down"))
                 mixes = False
@@ -190,6 +214,11 @@ class RankedStep:
             launch()
 
         return joined
+
+    def _columns(self, front: Place) -> Launch:
+        memory = self._lane.memory
+        values = [front.writes[name] for name in ("logits", "latent")]
+        return self._transport.columns([(memory.written(value), memory.whole(value)) for value in values])
 
     def _whole(self, place: Place, mix: Mix | None) -> Launch:
         value = place.writes["stream"]

@@ -23,6 +23,8 @@ WARPS = 16
 SLICES = 8
 STRUCTURES = ("resident", "spread")
 RESIDENT_ROWS = 16
+UP_ROWS = 8
+"""Rows of the latent up-projection that a block keeps"""
 
 
 def scratch(axes, config):
@@ -53,14 +55,19 @@ def launch(ctx, buffers, axes, config):
     enqueue(ctx, buffers, axes, config, (buffers.ids, buffers.weights), route=False, shared_channels=0)
 
 
-def enqueue(ctx, buffers, axes, config, leading, *, route, shared_channels):
-    """One launch with the arguments `leading` before those of the experts. `shared_channels`: 0 without the product."""
+def enqueue(ctx, buffers, axes, config, leading, *, route, shared_channels, x=None, routed=None, up=None):
+    """One launch with the arguments `leading` before those of the experts. `shared_channels`: 0 without the product.
+
+    `up`: constants of the layer's end, where it comes in the same launch.
+    """
+    x, routed = buffers.x if x is None else x, buffers.routed if routed is None else routed
     spread = _spread(axes, config)
     constants = {
         "EXPERTS": axes["experts"], "TOP": TOP, "LATENT": LATENT, "CHANNELS": axes["channels"], "HIDDEN": HIDDEN,
         "SHARED_CHANNELS": shared_channels, "MOST_ROWS": _most_rows(axes["rows"]), "STAGES": config["num_stages"],
         "SPREAD": spread, "ROUTE": route, "SHARED": shared_channels > 0, "BLOCKS": ctx.hardware.multiprocessors,
-        "SITU_BETA": BETA, "SITU_LINEAR_BETA": LINEAR_BETA, "ROUTED_SCALING": ROUTED_SCALING,
+        "SITU_BETA": BETA, "SITU_LINEAR_BETA": LINEAR_BETA, "ROUTED_SCALING": ROUTED_SCALING, "UP": up is not None,
+        **(up or {}),
     }  # fmt: skip
     shared_bytes = _shared_bytes(constants)
     kernel = ctx.cuda(
@@ -68,8 +75,8 @@ def enqueue(ctx, buffers, axes, config, leading, *, route, shared_channels):
         constants={**constants, "SHARED_BYTES": shared_bytes},
     )  # fmt: skip
     kernel[(ctx.hardware.multiprocessors,)](
-        *leading, buffers.stages13, buffers.stages2, buffers.x, buffers.x.stride(0), axes["rows"], buffers.activation,
-        buffers.outputs if spread else buffers.activation, buffers.barrier, buffers.routed, shared_bytes=shared_bytes,
+        *leading, buffers.stages13, buffers.stages2, x, x.stride(0), axes["rows"], buffers.activation,
+        buffers.outputs if spread else buffers.activation, buffers.barrier, routed, shared_bytes=shared_bytes,
     )  # fmt: skip
 
 
@@ -90,4 +97,5 @@ def _shared_bytes(constants):
     work = max(4 * max(experts, 2 * 8 * TOP) + 4 * WARPS + 8, 2 * WARPS * 16 * 8 * 4, 0 if spread else 2 * places * 64)
     lists = 128 + 4 * min(experts, places) + 2 * places + 4 * (TOP if spread else places)
     routing = 4 * experts + 8 * WARPS * TOP if constants["ROUTE"] else 0
-    return -(-(ring + work + lists + routing) // 128) * 128 + 128
+    up = 2 * UP_ROWS * LATENT + 256 if constants["UP"] else 0
+    return -(-(ring + work + lists + routing + up) // 128) * 128 + 128

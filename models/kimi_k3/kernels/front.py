@@ -1,8 +1,8 @@
 """Router logits, latent row and shared expert's activation of one row: three products of one input in one launch.
 
-Their weights are packed as one matrix, router | latent | gate and up in alternating rows, so that the small ones fill
-the machine together and pay for one start. Which result a tile is of follows from its number; a tile never straddles
-two. See linear.py for the product.
+Of router and latent down-projection a rank has a part of the rows. The weights are packed as one matrix, router | latent
+| gate and up in alternating rows, so that the small ones fill the machine together and pay for one start. A tile may
+hold columns of two results, and stores of each what it has. See linear.py for the product.
 """
 
 import torch
@@ -30,16 +30,20 @@ def prepare(ctx, static, axes, config):
 
 def launch(ctx, buffers, axes, config):
     """Enqueues one launch, or two where K is split."""
-    x = buffers.x
+    x, (experts, latent) = buffers.x, _own(axes)
     sums = buffers.sums if config["splits"] > 1 else None
     linear.enqueue(
         _front, x, buffers.packed, sums, (buffers.logits, buffers.latent, buffers.shared),
-        axes["rows"], _columns(axes), x.shape[1], config, E=EXPERTS, L=LATENT,
+        axes["rows"], _columns(axes), x.shape[1], config, E=experts, L=latent,
     )  # fmt: skip
 
 
+def _own(axes):
+    return EXPERTS // axes["shards"], LATENT // axes["shards"]
+
+
 def _columns(axes):
-    return EXPERTS + LATENT + 2 * axes["shared"]
+    return sum(_own(axes)) + 2 * axes["shared"]
 
 
 @triton.jit(do_not_specialize=["x_stride", "rows"])
@@ -54,11 +58,12 @@ def _front(
     live = row < rows
     first = tl.program_id(0) * BN
     if first < E:
-        tl.store(logits + row * E + n, acc, mask=live)
-    elif first < E + L:
-        tl.store(latent + row * L + (n - E), acc.to(tl.bfloat16), mask=live)
-    else:
+        tl.store(logits + row * E + n, acc, mask=live & (n < E))
+    if (first + BN > E) & (first < E + L):
+        tl.store(latent + row * L + (n - E), acc.to(tl.bfloat16), mask=live & (n >= E) & (n < E + L))
+    if first + BN > E + L:
         S: tl.constexpr = (N - E - L) // 2
+        # Tiles begin at even columns, and so does this result.
         channel = (first - E - L) // 2 + tl.arange(0, BN // 2)[:, None]
         value = situ_of_pairs(acc, BN, R)
-        tl.store(shared + row * S + channel, value.to(tl.bfloat16), mask=live)
+        tl.store(shared + row * S + channel, value.to(tl.bfloat16), mask=live & (channel >= 0) & (channel < S))

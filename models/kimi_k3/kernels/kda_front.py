@@ -1,5 +1,7 @@
 """A KDA layer from its first AttnRes mix to what enters the mixture of experts: six ops in one cooperative launch.
 
+Of router and latent down-projection this rank computes its own rows, which all ranks gather.
+
 Covers attn_res_norm, in_projection, kda_decode, o_proj_residual, attn_res_norm, front, and names buffers as the
 contract of that part of the op graph does.
 
@@ -26,9 +28,9 @@ NORM_EPS = 1e-5
 SITU_BETA = 4.0
 SITU_LINEAR_BETA = 25.0
 
-DEFAULT = {"slots": 13, "window": 2, "quiet": False, "pdl": False}
-"""A config: slots of the ring and how many of them may be on their way at a time; whether only one is while the block
-waits at a barrier; whether the launch is programmatic, and streams weights before the kernel in front has ended."""
+DEFAULT = {"slots": 13, "window": 2, "wide": 3, "pdl": False}
+"""A config: slots of the ring, how many of them may be on their way at a time, and how many while blocks do nothing but the
+in-projection; whether the launch is programmatic, and streams weights before the kernel in front has ended."""
 
 SOURCE = "kernels/cuda/kda_front.cu"
 ROWS_AT_ONCE = 8
@@ -38,31 +40,29 @@ PRODUCERS = 4
 UNIT_BYTES = 16384
 SCRATCH_BYTES = 16384
 MAX_BLOCKS = 160
-FIRST_FLAG = 16
+FIRST_TAGGED = 16
 
 
 def scratch(axes, config):
-    """What stages hand to each other, for eight rows. Pairs: parts of a sum that two blocks share."""
+    """What stages hand to each other behind barriers, for eight rows."""
     heads, rows = axes["heads"], ROWS_AT_ONCE
-    channels = heads * HEAD_DIM
-    width = _rounded_up(4 * channels + GATE_RANK + heads)
     return {
         "normed": ((2, rows, HIDDEN), torch.bfloat16),
-        "projected": ((2, rows, width), torch.float32),
-        "gated": ((rows, channels), torch.float32),
+        "gated": ((rows, heads * HEAD_DIM), torch.float32),
         "squares": ((rows, heads, 8), torch.float32),
-        "own": ((2, rows, HIDDEN), torch.float32),
         "others": ((rows, HIDDEN), torch.float32),
         "bank_sums": ((rows, HIDDEN), torch.float32),
         "bank_scalars": ((rows, 2), torch.float32),
         "mix_squares": ((rows, 7), torch.float32),
-        "tails": ((MAX_BLOCKS, 128), torch.float32),
     }
 
 
 def persistent(axes, config):
-    """Arrivals at the grid barrier, the health word, 32-bit flags of the blocks, and mail among blocks of a row."""
-    return {"cells": ((FIRST_FLAG + MAX_BLOCKS // 2 + ROWS_AT_ONCE * 7 * 32,), torch.int64, 0, "epoch")}
+    """Arrivals at the grid barrier, the health word, and what carries its launch's number: mail among blocks of a row, of
+    eight rows the projection in two parts and the output projection, and parts of the front's tiles."""
+    width = _rounded_up(4 * axes["heads"] * HEAD_DIM + GATE_RANK + axes["heads"])
+    tagged = ROWS_AT_ONCE * (7 * 32 + 2 * width + HIDDEN) + MAX_BLOCKS * 128
+    return {"cells": ((FIRST_TAGGED + tagged,), torch.int64, 0, "epoch")}
 
 
 def prepare(ctx, static, axes, config):
@@ -79,8 +79,14 @@ def prepare(ctx, static, axes, config):
         "rate": static.a_log.exp(),
         "in_proj_units": units(static.in_proj, 1),
         "o_proj_units": units(static.o_proj, 2),
-        "front_units": units(torch.cat([static.router, static.latent_down, pairs]), 1),
+        "front_units": units(_front(static.router, static.latent_down, pairs), 1),
     }
+
+
+def _front(router, latent_down, pairs):
+    """This rank's rows of the three, the pairs at a multiple of 16 behind zeros."""
+    gap = pairs.new_zeros(-(len(router) + len(latent_down)) % 16, pairs.shape[1])
+    return torch.cat([router, latent_down, gap, pairs])
 
 
 def units(weight, groups):
@@ -102,7 +108,7 @@ def launch(ctx, buffers, axes, config):
     slots = config["slots"]
     shared_bytes = slots * (UNIT_BYTES + 16) + SCRATCH_BYTES + 16
     constants = {
-        "BLOCKS": blocks, "SLOTS": slots, "WINDOW": config["window"], "QUIET": config["quiet"],
+        "BLOCKS": blocks, "SLOTS": slots, "WINDOW": config["window"], "WIDE": config["wide"],
         "SHARED_BYTES": shared_bytes, "HEADS": heads,
         "ROUTER": buffers.logits.shape[1], "LATENT": buffers.latent.shape[1], "SHARED": buffers.shared.shape[1],
         "NORM_EPS": NORM_EPS, "L2_EPS": L2_EPS, "OUTPUT_EPS": OUTPUT_EPS, "GATE_LOWER_BOUND": GATE_LOWER_BOUND,
@@ -129,8 +135,8 @@ def launch(ctx, buffers, axes, config):
             buffers.conv_state.stride(0), buffers.recurrent_state.stride(0),
             buffers.partial[here], buffers.o_proj_residual_stream[here], buffers.logits[here], buffers.latent[here],
             buffers.shared[here],
-            buffers.normed, buffers.projected, buffers.gated, buffers.squares, buffers.own, buffers.others,
-            buffers.bank_sums, buffers.bank_scalars, buffers.mix_squares, buffers.tails, buffers.cells,
+            buffers.normed, buffers.gated, buffers.squares, buffers.others,
+            buffers.bank_sums, buffers.bank_scalars, buffers.mix_squares, buffers.cells,
             shared_bytes=shared_bytes,
         )  # fmt: skip
 

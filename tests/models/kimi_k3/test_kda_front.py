@@ -214,7 +214,7 @@ def test_its_text_agrees_with_the_oracle_on_a_cpu(op, exam, tmp_path):
     at, inputs, *_ = exam
     made, buffers = run(op, at, inputs, OnCpu(tmp_path), "cpu")
     assert wrong(op, exam, made) == set() and int(buffers.cells[1]) == 0
-    assert int(buffers.cells[0]) == 9 * 5, "nine blocks arrive at five phases"
+    assert int(buffers.cells[0]) == 9 * 3, "nine blocks arrive at three phases"
 
 
 @pytest.mark.slow
@@ -230,9 +230,9 @@ def test_its_text_agrees_with_the_oracle_on_a_cpu(op, exam, tmp_path):
         ),
         # The front's shared rows are finished without what the next block has of them.
         (
-            ("kernels/cuda/kda_front.cu", "rest[0] = __ldcg(tails + (block + 1) * 128 + thread);", ""),
-            {"logits", "latent"},
-            {"recurrent_state", "conv_state", "partial", "o_proj_residual_stream"},
+            ("kernels/cuda/kda_front.cu", "rest[0] = receive(tail, epoch, health);", "rest[0] = 0;"),
+            {"latent"},  # at TP16 no tile of the router is shared
+            {"logits", "recurrent_state", "conv_state", "partial", "o_proj_residual_stream"},
         ),
     ],
     ids=["projections", "front"],

@@ -119,7 +119,9 @@ def test_the_router_with_the_experts():
     part = REAL.interface(["5.routing", "5.experts"])
     assert part.inputs == ("5.front.logits", "5.front.latent")
     assert part.outputs == ("5.experts.routed",)
-    assert part.received == ()
+    assert part.received == ("5.front.logits", "5.front.latent"), "every rank has computed a part of them"
+    whole = op_graph.step(contracts.load("kimi_k3").architecture, ("front",)).interface(["5.routing", "5.experts"])
+    assert whole.inputs == part.inputs and whole.received == ()
     assert part.weights == ("layers.5.mlp",)
 
 
@@ -136,10 +138,20 @@ def test_an_output_projection_with_the_mix_behind_it():
 def test_a_whole_mla_layer():
     part = REAL.interface(REAL.layer(3))
     assert part.inputs == ("2.latent_up.stream", EMBEDDING, "page_table", "lengths", "3.cache")
-    assert part.outputs == ("3.mla_query.cache", "3.o_proj_residual.partial", "3.experts.routed",
-                            "3.shared_down.partial", "3.latent_up.stream")  # fmt: skip
-    assert part.received == ("2.latent_up.stream", "3.o_proj_residual.partial", "3.experts.routed",
-                             "3.shared_down.partial")  # fmt: skip
+    assert part.outputs == ("3.mla_query.cache", "3.o_proj_residual.partial", "3.front.logits", "3.front.latent",
+                            "3.experts.routed", "3.shared_down.partial", "3.latent_up.stream")  # fmt: skip
+    assert part.received == ("2.latent_up.stream", "3.o_proj_residual.partial", "3.front.logits", "3.front.latent",
+                             "3.experts.routed", "3.shared_down.partial")  # fmt: skip
+
+
+def test_a_whole_layer_whose_weights_are_replicated():
+    """What stock engines exchange of a layer: the projection's shares, the experts' and the shared expert's."""
+    stock = op_graph.step(contracts.load("kimi_k3").architecture, ("front", "latent_up"))
+    part = stock.interface(stock.layer(13))
+    assert part.received == ("13.o_proj_residual.partial", "13.experts.routed", "13.shared_down.partial")
+    assert part.inputs[0] == "12.latent_up.stream"
+    assert stock.nodes["13.latent_up"].reads["shared"][0].via is Via.RANKS
+    assert stock.nodes["13.front"].axes == {"shards": 1}
 
 
 def test_the_whole_step_reads_what_is_given_and_leaves_what_lasts():
@@ -150,13 +162,13 @@ def test_the_whole_step_reads_what_is_given_and_leaves_what_lasts():
     local = {edge.value for edge in REAL.edges}
     assert LOGITS in part.outputs
     assert all(value in REAL.results or value in part.received for value in part.outputs)
-    assert not {"5.routing.ids", "5.front.logits"} & set(part.outputs) and "5.routing.ids" in local
+    assert not {"5.routing.ids", "5.front.shared"} & set(part.outputs) and "5.routing.ids" in local
 
 
 @pytest.mark.parametrize(
     ("names", "what"),
     [
-        (["5.routing", "5.shared_down"], "5.shared_down has no edge to 5.routing"),
+        (["5.routing", "6.shared_down"], "6.shared_down has no edge to 5.routing"),
         (["5.front", "5.experts", "5.latent_up", "5.shared_down"], "5.routing lies between"),
         (["5.attention_mix", "5.o_proj_residual"], "5.o_proj_residual has no edge to 5.attention_mix"),
         (["5.fronts"], "no node '5.fronts'"),
@@ -170,7 +182,9 @@ def test_a_part_that_no_kernel_could_be_is_refused(names, what):
 
 def test_edges_of_a_moe_layer():
     inside = {(edge.value, edge.consumer): edge.via for edge in REAL.edges if edge.producer.startswith("5.")}
-    assert inside[("5.front.logits", "5.routing")] is Via.HERE
+    assert inside[("5.front.logits", "5.routing")] is inside[("5.front.latent", "5.experts")] is Via.GATHERED
+    assert inside[("5.front.shared", "5.shared_down")] is Via.HERE
+    assert {("5.routing", "5.experts"), ("5.experts", "5.shared_down")} <= set(REAL.beside)
     assert inside[("5.experts.routed", "5.latent_up")] is Via.RANKS
     assert inside[("5.shared_down.partial", "5.latent_up")] is Via.RANK_COLUMNS
     assert inside[("5.o_proj_residual.stream", "5.latent_up")] is Via.COLUMNS

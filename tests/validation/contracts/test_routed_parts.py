@@ -229,8 +229,9 @@ def test_the_exam_is_sane_at_the_true_shapes(name):
 
 
 REFUSED = {
-    "routing+experts+shared_down": "shared_down reads from front",
-    "front+experts": "routing lies between",
+    "shared_down+attn_res_norm": "shared_down reads from front",
+    "front+experts": "connected nowhere",
+    "front+routing+latent_up": "lies between",
     "experts+latent_up+routing+head": "connected nowhere",
 }
 

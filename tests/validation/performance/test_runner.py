@@ -7,8 +7,8 @@ import pytest
 import torch
 from fasttrack_validation import contracts
 from fasttrack_validation.contracts.kimi_k3.architecture import Architecture
+from fasttrack_validation.contracts.kimi_k3.compared_shard import ComparedShard
 from fasttrack_validation.contracts.kimi_k3.graph import step
-from fasttrack_validation.contracts.kimi_k3.rank_shard import RankShard
 from fasttrack_validation.contracts.kimi_k3.rows_examined import Ambiguous, Sample
 from fasttrack_validation.performance import runner as running
 from fasttrack_validation.performance.arm import ArmFailed, Laid
@@ -52,7 +52,10 @@ class Path:
         if self.dies:
             raise ArmFailed(f"the {self.name} path's process ended")
         rows = range(self.shard.spec.rows)
-        sample = Sample(self.shard, self.tensors, rows)
+        if self.name == "stock":
+            sample = Sample(self.shard.replicated, self.shard._of_stock(self.tensors), rows)
+        else:
+            sample = Sample(self.shard.own, self.tensors, rows)
         values = sample.walk(lambda contract: contract.plain)
         found = {}
         for value, indices in selection.items():
@@ -122,6 +125,8 @@ def test_a_cell_that_is_right_is_measured_with_all_that_its_figures_rest_on(kind
     shard = small_grid(OF).shard(spec(kind, 2, 3), "h200")
     assert outcome.bytes == shard.cost.bytes and outcome.target_floor_us == shard.cost.bytes / 4e12 * 1e6
     assert outcome.physical_floor_us == shard.cost.bytes / 4.8e12 * 1e6
+    assert outcome.stock_bytes == shard.stock_cost.bytes > outcome.bytes
+    assert outcome.by_bytes * outcome.by_speed == pytest.approx(outcome.comparison.ratio)
     assert outcome.specialised.launches == 2 and outcome.method.quads == 8 and outcome.examined_rows
     assert outcome.conditions.sm_mhz_lowest == 1980
     assert one.machine == {"device": "NVIDIA H200", "torch": "1", "stock torch": "2"}
@@ -178,14 +183,34 @@ def test_a_cell_that_the_card_cannot_hold_is_not_run():
 def test_rows_whose_experts_hang_on_a_rounding_are_not_examined():
     shard = small_grid(OF).shard(spec("kda_moe", 2, 1), "h200")
     tensors = shard.draw(4, "cpu")
-    assert shard.examined(tensors).rows == (0,)
+    assert {path: found.rows for path, found in shard.examined(tensors).items()} == {"specialised": (0,), "stock": (0,)}
     # The router knows every second expert twice: the last one chosen and the first one left are equals.
-    router, bias = tensors["1.front.router"], tensors["1.routing.correction_bias"]
+    router, bias = tensors["stock:1.front.router"], tensors["1.routing.correction_bias"]
     router[1::2] = router[0::2]
     bias.zero_()
     bias[:1] = 10
     with pytest.raises(Ambiguous):
         shard.examined(tensors)
+
+
+def test_the_paths_are_given_one_layer_in_two_arrangements():
+    """This rank's rows are those of the whole weights; what is gathered is what all of these rows give."""
+    shard = small_grid(OF).shard(spec("kda_moe", 2, 3), "h200")
+    tensors = shard.draw(4, "cpu")
+    whole, own = tensors["stock:1.front.router"], tensors["1.front.router"]
+    assert own.data_ptr() == whole.data_ptr() and len(whole) == 2 * len(own) == OF.moe.experts
+    assert tensors["1.latent_up.latent_up"].data_ptr() == tensors["stock:1.latent_up.latent_up"].data_ptr()
+    assert torch.equal(tensors["1.latent_up.shared"], tensors["stock:1.latent_up.shared"][..., : OF.hidden_size // 2])
+    theirs = Sample(shard.replicated, shard._of_stock(tensors), range(3)).walk(lambda contract: contract.plain)
+    mine = Sample(shard.own, tensors, range(3)).walk(lambda contract: contract.plain)
+    assert torch.equal(tensors["1.routing.logits"], theirs["1.front.logits"])
+    assert torch.equal(mine["1.routing.ids"], theirs["1.routing.ids"])
+    assert torch.equal(mine["1.front.latent"], theirs["1.front.latent"][:, : OF.moe.latent_size // 2])
+    inputs, states = shard.volatile()
+    assert {"1.routing.logits", "1.experts.x", "stock:1.latent_up.shared"} <= set(inputs) <= set(tensors)
+    assert set(states) == {"1.kda_decode.conv_state", "1.kda_decode.recurrent_state"}
+    kept = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors.values()}
+    assert sum(kept.values()) == shard.slot_bytes
 
 
 def test_both_paths_draw_the_same_bits_and_other_seeds_other_ones():
@@ -198,10 +223,10 @@ def test_both_paths_draw_the_same_bits_and_other_seeds_other_ones():
 
 def test_choices_of_experts_are_as_even_as_the_bytes_are_counted():
     """Distinct experts of a batch against the expectation of even choices, which the floor is made of."""
-    shard: RankShard = small_grid(OF).shard(spec("kda_moe", 2, 16), "h200")
-    sample = Sample(shard, shard.draw(3, "cpu"), range(16))
+    shard: ComparedShard = small_grid(OF).shard(spec("kda_moe", 2, 16), "h200")
+    sample = Sample(shard.own, shard.draw(3, "cpu"), range(16))
     ids = sample.walk(lambda contract: contract.plain)["1.routing.ids"]
-    expected = shard.contracts["experts"].expected_experts(shard.workloads["1.experts"])
+    expected = shard.own.contracts["experts"].expected_experts(shard.own.workloads["1.experts"])
     assert len(ids.unique()) == pytest.approx(expected, rel=0.15)
 
 
@@ -215,12 +240,17 @@ def test_cached_rows_count_once_for_each_row_that_sees_them():
 
 
 def test_a_step_reads_what_was_counted_for_the_whole_model():
-    """Against a count made apart: a step at TP 16 and one row moves 15.0 GB without a cache."""
+    """Against a count made apart: a step at TP 16 and one row moves 15.0 GB without a cache where router and latent
+    down-projection are replicated; 92 layers keep a sixteenth of 4480 x 7168 weights."""
     grid = contracts.load("kimi_k3").grid
     cells = {cell.key: cell for cell in grid.cells("h200")}
     one = grid.shard(cells["tp16-step-r1-c1024"], "h200")
     # 24 MLA layers of 1025 cached rows of 576 channels, two bytes each.
-    assert one.cost.bytes - 24 * 1025 * 576 * 2 == pytest.approx(15.0e9, rel=0.005)
+    divided = 92 * 2 * 4480 * 7168 * 15 // 16
+    assert one.cost.bytes - 24 * 1025 * 576 * 2 == pytest.approx(15.0e9 - divided, rel=0.005)
+    # The stock path reads all rows of the latent up-projection as well.
+    whole_up = 92 * 2 * 7168 * 3584 * 15 // 16
+    assert one.stock_cost.bytes - one.cost.bytes == pytest.approx(divided + whole_up, rel=0.01)
     assert one.names == tuple(step(Architecture.from_config()).nodes)
     # 896 experts of 3 x 192 x 3584 weights of 17 / 32 bytes in each of 92 layers, which the stock path repacks.
     assert one.path_bytes[1] - one.path_bytes[0] > 86 * 896 * 3 * 192 * 3584 * 17 / 32

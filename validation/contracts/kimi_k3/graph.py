@@ -4,7 +4,7 @@ A candidate covers one node or a connected part of the graph; what it is judged 
 outputs (`OpGraph.interface`). Imports no tensor library.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from enum import StrEnum
 from functools import cached_property
 
@@ -25,7 +25,7 @@ class Via(StrEnum):
     COLUMNS = "columns"
     """This rank's columns of it: d / tp channels of a whole stream"""
     GATHERED = "gathered"
-    """The columns of all ranks side by side: the whole stream from what each rank finished"""
+    """The columns of all ranks side by side: the whole of what each rank finished a part of"""
     PEERS = "peers"
     """What every other rank sent, stacked in rank order"""
     RANKS = "ranks"
@@ -94,6 +94,19 @@ class OpGraph:
         self.producer = {value: node.name for node in self.nodes.values() for value in node.writes.values()}
 
     @cached_property
+    def beside(self) -> tuple[tuple[str, str], ...]:
+        """Pairs of nodes of one module that read what one other node leaves, in the order of the step.
+
+        No value passes between them, and yet one kernel can serve both as soon as what they read is there.
+        """
+        readers: dict[tuple[str, str], list[str]] = {}
+        for edge in self.edges:
+            found = readers.setdefault((edge.producer, self.nodes[edge.consumer].weights), [])
+            if edge.consumer not in found and self.nodes[edge.producer].weights == self.nodes[edge.consumer].weights:
+                found.append(edge.consumer)
+        return tuple(pair for found in readers.values() for pair in zip(found, found[1:], strict=False))
+
+    @cached_property
     def edges(self) -> tuple[Edge, ...]:
         """Every edge inside this graph. A rank's own share that only others read is no edge: it crosses ranks."""
         return tuple(
@@ -113,8 +126,8 @@ class OpGraph:
     def interface(self, names: Iterable[str]) -> Interface:
         """The outer inputs and outputs of the nodes `names`.
 
-        Raises UserError where a name is unknown, the nodes do not hang together by edges of their own, or a node
-        between them is left out: a kernel cannot wait for what waits for it.
+        Raises UserError where a name is unknown, the nodes do not hang together (by edges of their own, or `beside` each
+        other), or a node between them is left out: a kernel cannot wait for what waits for it.
         """
         part = self._part(names)
         nodes = [node for name, node in self.nodes.items() if name in part]
@@ -148,7 +161,8 @@ class OpGraph:
             )
         inside = [edge for edge in self.edges if {edge.producer, edge.consumer} <= part]
         first = next(name for name in self.nodes if name in part)
-        reached = _closure({first}, [(e.producer, e.consumer) for e in inside], both=True)
+        beside = [pair for pair in self.beside if part.issuperset(pair)]
+        reached = _closure({first}, [*((e.producer, e.consumer) for e in inside), *beside], both=True)
         apart = [name for name in self.nodes if name in part - reached]
         if apart:
             raise UserError(f"{apart[0]} has no edge to {first} among the nodes given", "add the nodes between them")
@@ -161,9 +175,14 @@ class OpGraph:
         return part
 
 
-def step(architecture: Architecture) -> OpGraph:
-    """The whole step from the gathered embedding rows to this rank's logits, with the state that it leaves."""
-    walk = _Walk(architecture)
+def step(architecture: Architecture, replicated: Collection[str] = ()) -> OpGraph:
+    """The whole step from the gathered embedding rows to this rank's logits, with the state that it leaves.
+
+    Router, latent down- and latent up-projection are divided by rows over the ranks, and what comes out is gathered.
+    `replicated` names the ops (`front`, `latent_up`) whose rows every rank computes all, as checkpoints keep them and
+    stock engines do: nothing is gathered then, and what the experts send is the last that a layer exchanges.
+    """
+    walk = _Walk(architecture, frozenset(replicated))
     for number in range(architecture.layers):
         walk.layer(number)
     walk.end()
@@ -173,8 +192,8 @@ def step(architecture: Architecture) -> OpGraph:
 class _Walk:
     """Writes the nodes down from top to bottom, with the stream and its banks."""
 
-    def __init__(self, architecture: Architecture) -> None:
-        self.architecture = architecture
+    def __init__(self, architecture: Architecture, replicated: frozenset[str]) -> None:
+        self.architecture, self.replicated = architecture, replicated
         self.nodes: list[Node] = []
         self.states: list[str] = []
         self.banks: list[Source] = []
@@ -232,23 +251,24 @@ class _Walk:
 
     def _moe(self, number: int, x: str) -> None:
         weights = f"layers.{number}.mlp"
-        front = self._node(f"{number}.front", "front", weights, {"x": x}, ("logits", "latent", "shared"))
-        routing = self._node(
-            f"{number}.routing", "routing", weights, {"logits": front["logits"]}, ("ids", "weights")
-        )
-        experts = self._node(
-            f"{number}.experts", "experts", weights, {"x": front["latent"], **routing}, ("routed",)
-        )
+        whole = "front" in self.replicated
+        axes, via = ({"shards": 1}, Via.HERE) if whole else ({}, Via.GATHERED)
+        front = self._node(f"{number}.front", "front", weights, {"x": x}, ("logits", "latent", "shared"), axes)
+        logits, latent = ((Source(value=front[name], via=via),) for name in ("logits", "latent"))
+        routing = self._node(f"{number}.routing", "routing", weights, {"logits": logits}, ("ids", "weights"))
+        experts = self._node(f"{number}.experts", "experts", weights, {"x": latent, **routing}, ("routed",))
         shared = self._node(
             f"{number}.shared_down", "shared_down", weights, {"x": front["shared"]}, ("partial",)
         )
+        whole, width = "latent_up" in self.replicated, self.architecture.hidden_size
         reads = {
             "routed": (Source(value=experts["routed"], via=Via.RANKS),),
-            "shared": (Source(value=shared["partial"], via=Via.RANK_COLUMNS),),
-            "residual": (self._columns(),),
+            "shared": (Source(value=shared["partial"], via=Via.RANKS if whole else Via.RANK_COLUMNS),),
+            "residual": (self.stream if whole else self._columns(),),
         }
-        stream = self._node(f"{number}.latent_up", "latent_up", weights, reads, ("stream",))["stream"]
-        self.stream = Source(value=stream, via=Via.GATHERED)
+        axes = {"columns": width, "shared_row_stride": width, "residual_stride": width} if whole else {}
+        stream = self._node(f"{number}.latent_up", "latent_up", weights, reads, ("stream",), axes)["stream"]
+        self.stream = Source(value=stream, via=Via.HERE if whole else Via.GATHERED)
 
     def _columns(self) -> Source:
         """This rank's columns of the stream: its own share where the ranks hold it split."""

@@ -1,6 +1,6 @@
 """Kimi K3's performance grid: layers of both kinds and whole steps on one rank of TP 8 and 16."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 from ...errors import UserError
@@ -14,6 +14,8 @@ VERIFY_ROWS = (8, 16, 32, 64)
 VERIFY_WIDTH = 8
 CONTEXTS = (1024, 32768, 131072)
 STEP_CONTEXTS = (1024, 32768)
+REPLICATED = ("front", "latent_up")
+"""Ops whose weights the stock path reads whole"""
 TPS = (8, 16)
 STEP_TP = 16
 """All layers of TP 16 fit one card of 141 GB"""
@@ -63,17 +65,26 @@ class KimiK3Grid(Grid):
     def _graph(self) -> OpGraph:
         return step(self._architecture)
 
+    @cached_property
+    def _replicated(self) -> OpGraph:
+        return step(self._architecture, REPLICATED)
+
     def shard(self, spec: CellSpec, hardware: str) -> Shard:
         """Raises UserError for a cell that `excluded` names."""
         if why := self.excluded(spec, 1):
             raise UserError(f"{spec.key}: {why}", "choose another cell")
+        from .compared_shard import ComparedShard
         from .rank_shard import RankShard
         from .step_shard import StepShard
 
+        def part(names: Sequence[str]) -> ComparedShard:
+            graphs = (self._graph, self._replicated)
+            return ComparedShard(*(RankShard(self._architecture, self._ops, spec, graph, names) for graph in graphs))
+
         if spec.span is Span.STEP:
-            return StepShard(self._architecture, self._ops, spec, self._graph, tuple(self._layers.values()))
-        names = self._graph.layer(self._layers[spec.kind])
-        return RankShard(self._architecture, self._ops, spec, self._graph, names)
+            examined = tuple(self._layers.values())
+            return StepShard(self._architecture, spec, part, tuple(self._graph.nodes), examined)
+        return part(self._graph.layer(self._layers[spec.kind]))
 
 
 def grid(architecture: Architecture, ops: Mapping[str, OpContract]) -> Grid:

@@ -26,7 +26,7 @@ def subgraph(architecture: Architecture, ops: Mapping[str, OpContract], name: st
     """The contract of the ops in `name`, joined by `+`, where the step has them connected; or of a layer (`LAYERS`).
 
     Of several places the most frequent kind counts (by what goes in and comes out). Ops are connected by what one
-    leaves on this rank for another, and in a layer by what it sends for another. What crosses ranks is an input, as for
+    leaves on this rank for another, by reading what one other op leaves, and in a layer by what one sends for another. What crosses ranks is an input, as for
     a single op: everybody's shares are given, this rank's own among them, and what it sends is an output. Raises
     UserError for unknown ops, for ops that are connected nowhere, and for ops that cannot be judged as one.
     """
@@ -39,7 +39,11 @@ def subgraph(architecture: Architecture, ops: Mapping[str, OpContract], name: st
             else f"a part has 2 to {_MOST} ops, not {len(names)}",
             f"known: {', '.join((*ops, *LAYERS))}; {_EXAMPLES}",
         )
-    graph = _graph(architecture)
+    # Whoever chooses by logits of its own has computed them all.
+    own_logits = name not in LAYERS and {"front", "routing"} <= set(names)
+    graph = _graph(architecture, ("front",) if own_logits else ())
+    if own_logits:
+        ops = {**ops, "front": ops["front"].whole()}
     places = list(_layers(graph, architecture, names) if name in LAYERS else _places(graph, names))
     if not places:
         raise UserError(f"{name}: these ops are connected nowhere in the step", _connections(graph, names))
@@ -69,8 +73,8 @@ def _layers(graph: OpGraph, architecture: Architecture, names: Sequence[str]) ->
 
 
 @cache
-def _graph(architecture: Architecture) -> OpGraph:
-    return step(architecture)
+def _graph(architecture: Architecture, replicated: tuple[str, ...]) -> OpGraph:
+    return step(architecture, replicated)
 
 
 def _places(graph: OpGraph, names: Sequence[str]) -> Iterator[tuple[str, ...]]:
@@ -105,6 +109,9 @@ def _neighbours(graph: OpGraph) -> dict[str, set[str]]:
         if edge.via in _JOINING:
             near[edge.producer].add(edge.consumer)
             near[edge.consumer].add(edge.producer)
+    for one, other in graph.beside:
+        near[one].add(other)
+        near[other].add(one)
     return near
 
 

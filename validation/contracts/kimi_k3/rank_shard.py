@@ -1,7 +1,7 @@
 """A layer on one rank at its real shapes: tensors for both paths, and the right results for a few of its rows."""
 
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 
 import torch
@@ -9,7 +9,7 @@ from torch import Generator, Tensor
 
 from ...tensors import DType, torch_dtype
 from ..base import Cost, OpContract, TensorRole, TensorSpec, Workload
-from ..grid import CellSpec, Shard
+from ..grid import CellSpec
 from ..stock import StockRun
 from ..subgraph import Subgraph
 from . import part
@@ -17,12 +17,10 @@ from .architecture import Architecture
 from .graph import Node, OpGraph, Source, Via
 from .kda_decode import layout
 from .op import Layout
-from .rows_examined import MARGIN, Ambiguous, RowsExamined, Sample, Values
+from .rows_examined import Values
 
 PAGE = 64
 """Tokens of a page of the latent cache"""
-EXAMINED = 4
-"""Rows that are held against the oracle: rows do not depend on each other, and float64 takes its time"""
 
 
 class _Layer(Subgraph):
@@ -32,10 +30,10 @@ class _Layer(Subgraph):
         pass
 
 
-class RankShard(Shard):
-    """Some nodes of the step, by default those of one layer.
+class RankShard:
+    """Some nodes of the step, by default those of one layer, in one arrangement of `graph.step`.
 
-    What other ranks send is given: exchange bytes are read, nothing is communicated.
+    What other ranks send is given: exchange bytes are read, nothing is communicated. `compared_shard.py` draws two.
     """
 
     scope = "one rank, exchange bytes local, no communication"
@@ -59,6 +57,8 @@ class RankShard(Shard):
         axes = workload.axes | node.axes
         if node.op == "attn_res_norm":
             axes["block_stride"] = rows * axes["block_row_stride"]
+        if node.op == "latent_up":
+            axes["shared_stride"] = rows * axes["shared_row_stride"]
         if "experts" in axes:
             axes["experts"] = self.architecture.moe.experts
         if "page_size" in axes:
@@ -94,12 +94,13 @@ class RankShard(Shard):
         """Whether nodes of the shard hand all of them on within the rank."""
         return all(s.value in self.written and s.via in (Via.HERE, Via.COLUMNS) for s in sources)
 
-    def draw(self, seed: int, device: str) -> Values:
-        """See `Shard`."""
-        return self.drawn(seed, device, {}, lambda key: key)
+    @cached_property
+    def drawn_specs(self) -> dict[str, TensorSpec]:
+        """Of all that is drawn."""
+        return {key: spec for key, (spec, _) in self._drawn.items()}
 
     def drawn(self, seed: int, device: str, weights: Values, label: Callable[[str], str]) -> Values:
-        """As `draw`, with weights that share a label shared: `weights` holds those there are, and takes new ones up."""
+        """As `Shard.draw`; weights that share a label are shared: `weights` holds those there are, and takes new ones up."""
         made: Values = {}
         for key, (spec, shared) in self._drawn.items():
             name = label(key)
@@ -139,25 +140,19 @@ class RankShard(Shard):
         inputs = tuple(key for key, spec in own if spec.role is TensorRole.INPUT)
         return inputs, tuple(key for key, spec in own if spec.role is TensorRole.STATE)
 
-    @property
-    def slot_bytes(self) -> int:
-        """See `Shard`."""
-        return self.bytes_of(TensorRole.STATIC, TensorRole.INPUT, TensorRole.STATE)
-
-    @property
-    def path_bytes(self) -> tuple[int, int]:
-        """See `Shard`: both paths hold weights a second time, repacked."""
-        whole = self.slot_bytes + self.bytes_of(TensorRole.STATIC)
-        return whole, whole
-
-    @property
-    def copies(self) -> int | None:
-        """See `Shard`."""
-        return None
-
     def bytes_of(self, *roles: TensorRole) -> int:
         """Memory of the tensors drawn for these roles."""
         return sum(_bytes(spec) for key, (spec, shared) in self._drawn.items() if key == shared and spec.role in roles)
+
+    def inputs_beside(self, apart: Collection[str]) -> int:
+        """Memory of inputs that another arrangement lacks, or lays out in its own way (`apart`)."""
+        own = [spec for key, spec in self.drawn_specs.items() if spec.role is TensorRole.INPUT and key in apart]
+        nodes = ((node, tensor, sources) for node in self.nodes for tensor, sources in node.reads.items())
+        gathered = [
+            self.drawn_specs[f"{node.name}.{tensor}"] for node, tensor, (source, *_) in nodes
+            if source.via is Via.GATHERED and source.value in self.written
+        ]  # fmt: skip
+        return sum(map(_bytes, (*own, *gathered)))
 
     def weight_sizes(self) -> dict[str, int]:
         """Bytes of each weight, by its key among those drawn."""
@@ -188,18 +183,6 @@ class RankShard(Shard):
 
         device = str(next(iter(tensors.values())).device)
         return stock.part(self.graph, self.names, self.contracts, tensors, self.workloads, device=device)
-
-    def examined(self, tensors: Mapping[str, Tensor]) -> RowsExamined:
-        """Of up to four rows, first and last among them. Raises Ambiguous."""
-        rows = self.spec.rows
-        chosen = sorted({0, rows - 1, rows // 3, 2 * rows // 3})[:EXAMINED]
-        sample = Sample(self, tensors, chosen)
-        exact = sample.walk(lambda contract: contract.oracle)
-        plain = sample.walk(lambda contract: contract.plain)
-        clear = [row for row in range(len(chosen)) if sample.clear(exact, plain, row)]
-        if not clear:
-            raise Ambiguous(f"{self.spec.key}: rows {chosen} choose experts by less than {MARGIN}")
-        return RowsExamined(self, sample, exact, plain, clear)
 
 
 _UNIFORM = {

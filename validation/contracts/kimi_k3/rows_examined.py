@@ -1,6 +1,6 @@
 """The right results for a few rows of a shard, by the ops' own oracles and plain paths, and what they are held against."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,9 +17,16 @@ if TYPE_CHECKING:
 
 Values = dict[str, Tensor]
 
+EXAMINED = 4
+"""Rows that are held against the oracle: rows do not depend on each other, and float64 takes its time"""
 MARGIN = 5e-4
 """Scores of the last expert chosen and the first one left must be this far apart for a row to be examined: roundings
 before the router move a score by about a tenth of it, and another expert is another result"""
+
+
+def examined_rows(rows: int) -> list[int]:
+    """Up to four of a batch, first and last among them."""
+    return sorted({0, rows - 1, rows // 3, 2 * rows // 3})[:EXAMINED]
 
 
 class Ambiguous(ValueError):
@@ -63,10 +70,20 @@ class Sample:
             if key.rpartition(".")[2] in ("slots", "page_table"):
                 self.tensors[key] = (1 + torch.arange(tensor.numel(), dtype=torch.int32)).view(tensor.shape)
 
-    def walk(self, path: Callable[[OpContract], Callable]) -> Values:
-        """Every value of the layer by the ops' own paths, each in the type that the path gives it."""
+    def walk(
+        self, path: Callable[[OpContract], Callable], *, known: Mapping[str, Tensor] = {}, until: Collection[str] = ()
+    ) -> Values:
+        """Every value of the layer by the ops' own paths, each in the type that the path gives it.
+
+        Values that are `known` are taken as they are. Ends, if it is given, as soon as all of `until` are there.
+        """
         values: Values = {}
         for node in self.shard.nodes:
+            if until and values.keys() >= set(until):
+                break
+            if known.keys() >= set(node.writes.values()):
+                values |= {value: known[value] for value in node.writes.values()}
+                continue
             contract, workload = self.shard.contracts[node.op], self.workloads[node.name]
             inputs: Values = {}
             for spec in contract.tensors(workload):
@@ -91,7 +108,7 @@ class Sample:
             if node.op != "routing":
                 continue
             moe = self.shard.architecture.moe
-            logits = exact[node.reads["logits"][0].value][row].double()
+            logits = self._given(node, "logits", exact)[row].double()
             score = logits.sigmoid() + self.tensors[f"{node.name}.correction_bias"].double()
             best = score.topk(moe.top_k + 1).values if moe.top_k < moe.experts else score
             same = set(exact[node.writes["ids"]][row].tolist()) == set(plain[node.writes["ids"]][row].tolist())
@@ -116,7 +133,7 @@ class _Wanted:
 
 
 class RowsExamined(Examined):
-    """See `RankShard.examined`."""
+    """See `ComparedShard.examined`."""
 
     def __init__(self, shard: "RankShard", sample: Sample, exact: Values, plain: Values, clear: Sequence[int]) -> None:
         self.rows = tuple(sample.rows[row] for row in clear)

@@ -4,17 +4,16 @@ Ranks' exchange is given memory, as in a layer: what other ranks finish of a lay
 do not depend on each other here, and those that are examined are examined one by one.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 
 from torch import Tensor
 
-from ..base import Cost, OpContract, TensorRole
+from ..base import Cost, TensorRole
 from ..grid import CellSpec, Examined, Shard
 from ..stock import StockRun
 from .architecture import Architecture
-from .graph import OpGraph
-from .rank_shard import RankShard
+from .compared_shard import ComparedShard
 from .rows_examined import RowsExamined, Values
 
 SETS = 4
@@ -27,16 +26,17 @@ class StepShard(Shard):
     copies = 1
 
     def __init__(
-        self, architecture: Architecture, ops: Mapping[str, OpContract], spec: CellSpec, graph: OpGraph,
-        examined: Sequence[int],
+        self, architecture: Architecture, spec: CellSpec, part: Callable[[Sequence[str]], ComparedShard],
+        names: Sequence[str], examined: Sequence[int],
     ) -> None:  # fmt: skip
-        self.spec, self.architecture, self.graph = spec, architecture, graph
-        self.names = tuple(graph.nodes)
-        self.scope = f"{RankShard.scope}; {SETS} sets of weights in turn over {architecture.layers} layers"
-        self._contracts = ops
-        ends = tuple(name for name in self.names if not name.partition(".")[0].isdigit())
-        parts = [graph.layer(number) for number in range(architecture.layers)]
-        self.parts = [RankShard(architecture, ops, spec, graph, names) for names in (*parts, ends)]
+        """`part` makes the shard of some of the nodes `names`; layers whose numbers are `examined` are looked at."""
+        self.spec, self.names = spec, tuple(names)
+        self.scope = f"{ComparedShard.scope}; {SETS} sets of weights in turn over {architecture.layers} layers"
+        layers: dict[str, list[str]] = {}
+        for name in self.names:
+            number = name.partition(".")[0]
+            layers.setdefault(number if number.isdigit() else "end", []).append(name)
+        self.parts = [part(found) for found in layers.values()]
         self._examined = (*(self.parts[number] for number in examined), self.parts[-1])
 
     def draw(self, seed: int, device: str) -> Values:
@@ -51,20 +51,23 @@ class StepShard(Shard):
 
     def stock(self, tensors: Mapping[str, Tensor]) -> StockRun:
         """See stock/parts.py."""
-        from . import stock
+        runs = [part.stock(tensors) for part in self.parts]
 
-        workloads = {name: workload for part in self.parts for name, workload in part.workloads.items()}
-        device = str(next(iter(tensors.values())).device)
-        return stock.part(self.graph, self.names, self._contracts, tensors, workloads, device=device)
+        def run() -> None:
+            for each in runs:
+                each.run()
+
+        return StockRun(run, {value: tensor for each in runs for value, tensor in each.outputs.items()})
 
     @cached_property
     def cost(self) -> Cost:
         """Every layer's and the end's: nothing stays in a cache from one to the next."""
-        costs = [part.cost for part in self.parts]
-        return Cost(
-            bytes_read=sum(cost.bytes_read for cost in costs), bytes_written=sum(cost.bytes_written for cost in costs),
-            flops=sum(cost.flops for cost in costs),
-        )  # fmt: skip
+        return _added(part.cost for part in self.parts)
+
+    @cached_property
+    def stock_cost(self) -> Cost:
+        """See `Shard`."""
+        return _added(part.stock_cost for part in self.parts)
 
     @property
     def slot_bytes(self) -> int:
@@ -87,9 +90,16 @@ class StepShard(Shard):
             return sum(part.bytes_of(TensorRole.STATIC) for part in self.parts)
         return sum({_label(key): size for part in self.parts for key, size in part.weight_sizes().items()}.values())
 
-    def examined(self, tensors: Mapping[str, Tensor]) -> "StepExamined":
+    def examined(self, tensors: Mapping[str, Tensor]) -> "dict[str, StepExamined]":
         """Some layers and the end. Raises Ambiguous."""
-        return StepExamined([part.examined(tensors) for part in self._examined])
+        found = [part.examined(tensors) for part in self._examined]
+        return {path: StepExamined([each[path] for each in found]) for path in found[0]}
+
+
+def _added(costs: Iterable[Cost]) -> Cost:
+    found = list(costs)
+    names = ("bytes_read", "bytes_written", "flops")
+    return Cost(**{name: sum(getattr(cost, name) for cost in found) for name in names})
 
 
 def _label(key: str) -> str:

@@ -8,9 +8,6 @@ constexpr int kConsumers = 32 * kWarps;
 
 __device__ __forceinline__ void sync_consumers() { asm volatile("bar.sync 1, 512;" ::: "memory"); }
 
-// The first four warps.
-__device__ __forceinline__ void sync_first_128() { asm volatile("bar.sync 2, 128;" ::: "memory"); }
-
 __device__ __forceinline__ float warp_sum(float value) {
 #pragma unroll
     for (int lane = 16; lane; lane >>= 1) value += __shfl_xor_sync(~0u, value, lane);

@@ -1,9 +1,9 @@
 // Sixteen MXFP4 experts a row in one persistent launch: W1 and W3 with SiTU, grid barrier, W2, weighted sum. With ROUTE
 // their choice comes before, with SHARED the second product of the shared expert: its weights are on their way while the
-// choice is made.
+// choice is made. With UP the layer's end comes behind a last barrier, where ranks exchange: see latent_up.cuh.
 //
 // Constants from the host: EXPERTS, TOP, LATENT, CHANNELS (of this rank), MOST_ROWS, STAGES of a warp's ring, SPREAD,
-// BLOCKS of the grid, ROUTE, SHARED, HIDDEN, SHARED_CHANNELS,
+// BLOCKS of the grid, ROUTE, SHARED, HIDDEN, SHARED_CHANNELS, UP with what latent_up.cuh takes,
 // SITU_BETA, SITU_LINEAR_BETA, ROUTED_SCALING, SHARED_BYTES of shared memory.
 //
 // A unit is an expert with the places (row * TOP + place) that chose it, so its weights are read once whatever their
@@ -25,6 +25,9 @@
 #include "mxfp4.cuh"
 #include "routing.cuh"
 #include "weight_stream.cuh"
+#if UP
+#include "latent_up.cuh"
+#endif
 
 #define WARPS UNIT_WARPS
 #define SLICES 8
@@ -44,13 +47,31 @@ static_assert(SPREAD || (MOST_ROWS <= 16 && 2 * BLOCKS >= SECOND_BLOCKS), "a blo
 
 typedef float Slice[16][8];
 
+#ifdef STAMPS
+#define STAMP(i) if (threadIdx.x == 0) stamps[blockIdx.x * 16 + (i)] = stamp()
+__device__ __forceinline__ long long stamp() {
+  long long now;
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+  return now;
+}
+#else
+#define STAMP(i)
+#endif
+
 struct Shared {
   alignas(128) unsigned char stages[WARPS][STAGES][STAGE_BYTES];
   union {
     UnitsWork listing;
     Slice partial[GROUPS][2][SLICES];
     float products[SPREAD ? 1 : 2][SPREAD ? 1 : MOST_PLACES][16];
+#if UP
+    UpShared tail;
+#endif
   };
+#if UP
+  alignas(128) unsigned char up[UP_BYTES];
+  u64 up_arrived;
+#endif
   u64 arrived[WARPS][STAGES];
   u64 full[GROUPS][2], empty[GROUPS][2];
   float weights[SPREAD ? TOP : MOST_PLACES];
@@ -124,17 +145,41 @@ experts(
 #if SHARED
     const unsigned char* shared_down, const u16* shared_x, int shared_x_stride, u16* partial,
 #endif
+#if UP
+    const unsigned char* up, const u16* latent_norm, const u16* every_routed, int routed_stride, int routed_row_stride,
+    const u16* every_shared, int shared_stride, int shared_row_stride, const u16* residual, int residual_stride,
+    u16* stream_out, u16* normed,
+#endif
     const unsigned char* w13, const unsigned char* w2, const u16* x, int x_stride, int rows, u16* activation,
-    float* outputs, u32* barrier, u16* routed) {
+    float* outputs, u32* barrier, u16* routed
+#ifdef STAMPS
+    , long long* stamps
+#endif
+) {
   extern __shared__ __align__(128) unsigned char memory[];
   Shared& s = *(Shared*)memory;
   Units& u = s.units;
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, group = warp / SLICES, slice = warp % SLICES;
   const int worker = blockIdx.x * GROUPS + group, workers = gridDim.x * GROUPS, places = rows * TOP;
+#if ROUTE
+  // Asked for ahead of all weights, behind which it would queue for microseconds.
+  Candidates among = {};
+  if (rows == 1 || blockIdx.x < rows) among = candidates(logits + (size_t)(rows > 1 ? blockIdx.x : 0) * logits_stride, bias);
+#endif
+#if UP
+  for (int line = blockIdx.x * blockDim.x + threadIdx.x; line < RANKS * rows * (LATENT / 64); line += gridDim.x * blockDim.x) {
+    const int rank = line / (rows * (LATENT / 64)), row = line / (LATENT / 64) % rows;
+    const u16* at = every_routed + (size_t)rank * routed_stride + (size_t)row * routed_row_stride + line % (LATENT / 64) * 64;
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
+  }
+#endif
   WeightStream<STAGES, STAGE_BYTES> stream(s.stages[warp][0], s.arrived[warp]);
   if (lane == 0) {
     for (int i = 0; i < STAGES; i++) barrier_init(&s.arrived[warp][i], 1);
     if (slice < 2) barrier_init(&s.full[group][slice], SLICES), barrier_init(&s.empty[group][slice], 1);
+#if UP
+    if (threadIdx.x == 0) barrier_init(&s.up_arrived, 1);
+#endif
     barriers_ready();
   }
 
@@ -178,17 +223,40 @@ experts(
     while (stream.asked < known && stream.asked - stream.taken < STAGES && lane == 0) ask();
   };
   ask_all();
+#if UP
+  const bool ends = blockIdx.x < UP_BLOCKS;
+  if (ends && threadIdx.x == 0) bring(&s.up_arrived, s.up, up + (size_t)blockIdx.x * UP_BYTES, UP_BYTES);
+#endif
   __syncthreads();
+  STAMP(0);
 
-  int turn = 0;
+  int turn = 0, units = 0;
+  const auto list = [&](const int* chosen) {
+    units = list_units(u, s.listing, chosen, places);
+    first = part(units * FIRST_BLOCKS, worker, workers);
+    first_count = part(units * FIRST_BLOCKS, worker + 1, workers) - first;
+    known = shared_count + first_count;
+  };
 #if ROUTE
   if (rows == 1)
-    choose(s.routing, logits, bias, ROUTED_SCALING, s.ids, s.weights);
+    choose(s.routing, among, ROUTED_SCALING, s.ids, s.weights);
   else if (blockIdx.x < rows)
-    choose(s.routing, logits + (size_t)blockIdx.x * logits_stride, bias, ROUTED_SCALING, ids + blockIdx.x * TOP,
-           weights + blockIdx.x * TOP);
+    choose(s.routing, among, ROUTED_SCALING, ids + blockIdx.x * TOP, weights + blockIdx.x * TOP);
   __syncthreads();
+#if !SPREAD
+  // The experts of one row are known, and rings are full of the shared expert: memory brings theirs as far as the L2, and
+  // a warp asks for them as it goes. W2 finds room in the rings later.
+  if (rows == 1) {
+    list(s.ids);
+    constexpr u32 bytes = SLICES * FIRST_BYTES;
+    if (slice == 0)
+      for (int i = first + lane; i < first + first_count; i += 32)
+        bring_near(w13 + ((size_t)s.ids[i / FIRST_BLOCKS] * FIRST_BLOCKS + i % FIRST_BLOCKS) * bytes, bytes);
+    ask_all();
+  }
 #endif
+#endif
+  STAMP(1);
 #if SHARED
   for (int block = shared_block; block < shared_block + shared_count; block++) {
     const u32* stage = nullptr;
@@ -220,24 +288,19 @@ experts(
   }
 #endif
 #if ROUTE
-  const int* chosen = ids;
-  if (rows == 1)
-    chosen = s.ids;
-  else if (!grid_barrier(barrier))
-    return;
+  if (rows > 1 && !grid_barrier(barrier)) return;
+  const int* chosen = rows == 1 ? s.ids : ids;
 #else
   const int* chosen = ids;
 #endif
-#if SHARED
-  __syncthreads();  // Listing writes where slices were added.
-#endif
+  STAMP(2);
   if (!SPREAD && (!ROUTE || rows > 1) && threadIdx.x < places) s.weights[threadIdx.x] = weights[threadIdx.x];
-  const int units = list_units(u, s.listing, chosen, places);
-  first = part(units * FIRST_BLOCKS, worker, workers);
-  first_count = part(units * FIRST_BLOCKS, worker + 1, workers) - first;
-  known = shared_count + first_count;
-  ask_all();
-
+  if (units == 0) {
+    __syncthreads();  // Listing writes where slices were added.
+    list(chosen);
+    ask_all();
+  }
+  STAMP(3);
   {
     uint4 token[FIRST_CHUNKS][2];
     int unit = first / FIRST_BLOCKS, block = first % FIRST_BLOCKS, begin = 0, count = 0;
@@ -285,7 +348,9 @@ experts(
                         : max(own_units, 0) * max(own_blocks, 0);
   known += second_count;
   ask_all();
+  STAMP(4);
   if (!grid_barrier(barrier)) return;
+  STAMP(5);
 
   uint4 token[SECOND_CHUNKS][2];
 #if SPREAD
@@ -364,11 +429,36 @@ experts(
   }
   __syncthreads();
   const int block = threadIdx.x / (rows * 16), row = threadIdx.x / 16 % rows, channel = threadIdx.x % 16;
-  if (block >= own_blocks) return;
-  float total = 0;
+  if (block < own_blocks) {
+    float total = 0;
 #pragma unroll
-  for (int k = 0; k < TOP; k++)
-    total = fmaf(s.weights[row * TOP + k], s.products[block][row * TOP + k][channel], total);
-  routed[(size_t)row * LATENT + (blockIdx.x + block * gridDim.x) * 16 + channel] = to_bf16(total);
+    for (int k = 0; k < TOP; k++)
+      total = fmaf(s.weights[row * TOP + k], s.products[block][row * TOP + k][channel], total);
+    routed[(size_t)row * LATENT + (blockIdx.x + block * gridDim.x) * 16 + channel] = to_bf16(total);
+  }
+#endif
+#if UP
+  // What this rank sends is there; here ranks exchange.
+  STAMP(6);
+  if (!grid_barrier(barrier)) return;
+  STAMP(7);
+  const UpTensors t = {up, latent_norm, every_routed, every_shared, residual, stream_out, normed, routed_stride,
+                       routed_row_stride, shared_stride, shared_row_stride, residual_stride};
+  if (rows == 1) {
+    if (!ends) return;
+    norm_row(t, s.tail, 0, s.tail.row);
+    barrier_wait(&s.up_arrived, 0);
+    __syncthreads();
+    STAMP(8);
+    up_tile(t, s.tail, s.up, blockIdx.x, 0, 1, s.tail.row);
+    STAMP(9);
+    return;
+  }
+  for (int row = blockIdx.x; row < rows; row += gridDim.x) norm_row(t, s.tail, row, normed + (size_t)row * LATENT);
+  if (!grid_barrier(barrier)) return;
+  if (!ends) return;
+  barrier_wait(&s.up_arrived, 0);
+  for (int tile = 0; tile < rows; tile += 8)
+    up_tile(t, s.tail, s.up, blockIdx.x, tile, rows, normed + (size_t)tile * LATENT);
 #endif
 }

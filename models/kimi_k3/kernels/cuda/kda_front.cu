@@ -3,9 +3,10 @@
 // One block a multiprocessor stays for the whole launch. One thread of each streams the block's weights, all three
 // matrices in a row, through a ring of SLOTS x 16 KiB; 16 warps compute:
 //
-//     first mix | in-projection | KDA step | output projection | second mix | front
+//     first mix | in-projection : KDA step | output projection : second mix | front
 //
-// with a grid barrier at each bar, behind which other blocks' results are read. A row is mixed by seven blocks first,
+// with a grid barrier at each bar, behind which other blocks' results are read. At a colon there is none: values carry
+// their launch's number (tagged_floats.cuh), and whoever needs some waits for these alone. A row is mixed by seven blocks first,
 // by one the second time; a single row by every block for itself then, which saves the last barrier. Three warps add
 // up, beside all this, what the output projection's result will be added to.
 #include "block.cuh"
@@ -16,20 +17,24 @@
 #include "weight_ring.cuh"
 
 constexpr int kProjected = (4 * kChannels + kGateRank + HEADS + 15) / 16 * 16;
-constexpr int kFront = ROUTER + LATENT + 2 * SHARED;
+constexpr int kPairs = (ROUTER + LATENT + 15) / 16 * 16;  // where gate and up begin among the front's rows
+constexpr int kFront = kPairs + 2 * SHARED;
 constexpr int kRowsAtOnce = 8;
-constexpr int kPhases = 5;
-// Places in `cells`, behind the barrier's: flags of the blocks, 32 bits each; mail of the rows' first mixes.
-constexpr int kFlags = 16, kMail = 16 + 80;
+constexpr int kPhases = 3;
+// Places in `cells`, behind the barrier's, all tagged: mail of the rows' first mixes; of eight rows the projection, in two
+// parts, and this rank's share of the output projection; what blocks have of tiles that others finish.
+constexpr int kMail = 16, kProjection = kMail + 8 * 7 * 32, kOwn = kProjection + 2 * kRowsAtOnce * kProjected;
+constexpr int kTails = kOwn + kRowsAtOnce * kHidden;
 // Registers move from the producer's group of warps to the consumers, who hold activations in them: of 96 for each of
 // 640 threads, 32 and 112. A launch with another number of threads would wait for registers for ever.
 constexpr int kThreads = kConsumers + 128;
 constexpr int kHelpers = 96;
 
 using InProjection = SplitProduct<kProjected, kHidden, 1, BLOCKS>;
-using OutProjection = SplitProduct<kHidden, kChannels, 2, BLOCKS>;
+using OutProjection = SplitProduct<kHidden, kChannels, 2, BLOCKS, true>;
 using Front = SplitProduct<kFront, kHidden, 1, BLOCKS>;
-using Ring = WeightRing<SLOTS, kUnitBytes, WINDOW>;
+using Ring = WeightRing<SLOTS, kUnitBytes>;
+static_assert(WINDOW < SLOTS && WIDE < SLOTS, "copies on their way are part of the ring");
 
 constexpr int kScratchFloats = 4096;
 constexpr int kShared = SLOTS * kUnitBytes + 4 * kScratchFloats + Ring::kBarrierBytes + 16;
@@ -49,6 +54,9 @@ __device__ __forceinline__ long long stamp() {
 __device__ __forceinline__ float situ(float gate, float up) {
     return SITU_BETA * tanhf(gate / SITU_BETA) * sigmoid(gate) * SITU_LINEAR_BETA * tanhf(up / SITU_LINEAR_BETA);
 }
+
+// Where the tagged share of a column lies in its row: whoever takes eight columns in a row reads beside its neighbours.
+__device__ __forceinline__ int own_place(int column) { return column % 8 * (kHidden / 8) + column / 8; }
 
 // The other ranks' shares in rank order and the residual, two columns a thread, by `count` threads from `first` on.
 __device__ __forceinline__ void add_others(
@@ -88,8 +96,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kda_front(
     // results
     __nv_bfloat16* partial, __nv_bfloat16* stream_out, float* logits, __nv_bfloat16* latent, __nv_bfloat16* shared,
     // scratch
-    __nv_bfloat16* normed, float* projected, float* gated, float* squares, float* own, float* others, float* bank_sums,
-    float* bank_scalars, float* mix_squares, float* tails, long long* cells
+    __nv_bfloat16* normed, float* gated, float* squares, float* others, float* bank_sums,
+    float* bank_scalars, float* mix_squares, long long* cells
 #ifdef STAMPS
     , long long* stamps
 #endif
@@ -99,16 +107,16 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kda_front(
     uint32_t* shared_epoch = reinterpret_cast<uint32_t*>(scratch + kScratchFloats);
     Ring ring(memory, shared_epoch + 4);
     const int thread = threadIdx.x, block = blockIdx.x;
-    volatile uint32_t* quiet = shared_epoch + 1;
-    if (thread == 0) ring.init(kWarps), *quiet = 0;
+    volatile uint32_t* ahead = shared_epoch + 1;  // copies of the ring on their way
+    if (thread == 0) ring.init(kWarps), *ahead = WINDOW;
     __syncthreads();
     asm volatile("griddepcontrol.launch_dependents;");
     if (thread >= kConsumers) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
         if (thread == kConsumers) {
-            InProjection::produce(ring, in_proj, quiet);
-            OutProjection::produce(ring, o_proj, quiet);
-            Front::produce(ring, front, quiet);
+            InProjection::produce(ring, in_proj, ahead);
+            OutProjection::produce(ring, o_proj, ahead);
+            Front::produce(ring, front, ahead);
         } else if (thread >= kConsumers + 32) {
             asm volatile("griddepcontrol.wait;" ::: "memory");
             add_others(peers, peer_count, peer_stride, peer_row_stride, restart ? nullptr : stream, stream_stride, rows,
@@ -126,6 +134,15 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kda_front(
         first.load(stream + static_cast<size_t>(first.row) * stream_stride,
                    banks + static_cast<size_t>(first.row) * bank_row_stride, bank_count, bank_stride, queries,
                    out_norm_1);
+    const KdaTensors tensors{f_b, conv_weight, rate, dt_bias, o_norm, slots, slots_stride, conv_state, recurrent_state,
+                             conv_page_stride, state_page_stride, gated, squares};
+    const bool steps = block < rows * HEADS * SPLIT;
+    KdaStep<SPLIT> kda(tensors, steps ? block : 0);
+    if (steps) kda.bring_near();
+    // What the second mix needs beside values, from wherever it is.
+    const int line = block * kConsumers + thread;
+    if (line < kHidden / 32) prefetch(queries + kHidden + line * 32);
+    if (line < kHidden / 64) prefetch(out_norm_2 + line * 64);
     const bool alone = rows == 1;
     __nv_bfloat16* near = reinterpret_cast<__nv_bfloat16*>(scratch + 512);  // one row of the batch
     GridBarrier barrier;
@@ -135,10 +152,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kda_front(
     }
     const auto arrive = [&] {
         sync_consumers();
-        if (thread == 0) *quiet = QUIET, barrier.arrive();
+        if (thread == 0) barrier.arrive();
     };
     const auto wait = [&] {
-        if (thread == 0) barrier.wait(), *quiet = 0;
+        if (thread == 0) barrier.wait();
         sync_consumers();
     };
     // The eight k of a chunk that this lane multiplies, of the batch row whose column of B it holds.
@@ -152,13 +169,14 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kda_front(
         for (int chunk = 0; chunk < InProjection::kChunks; ++chunk)
             x[chunk] = *reinterpret_cast<const uint4*>(from + chunk * InProjection::kChunk);
     };
-    const auto nothing = [](int, bool, bool) {};
 
     // First mix.
+    sync_consumers();  // the epoch is there
+    const uint32_t epoch = *shared_epoch;
+    unsigned long long* words = reinterpret_cast<unsigned long long*>(cells);
+    unsigned long long* health = words + 1;
     if (mixes_first) {
-        sync_consumers();  // the epoch is there
-        unsigned long long* words = reinterpret_cast<unsigned long long*>(cells);
-        first.write(words + kMail + first.row * FirstMix::kMail, words + 1, *shared_epoch,
+        first.write(words + kMail + first.row * FirstMix::kMail, health, epoch,
                     normed + first.row * kHidden, mix_squares + first.row * FirstMix::kBlocks,
                     BankSum{bank_sums + first.row * kHidden, bank_scalars + first.row * 2}, scratch);
     }
@@ -166,40 +184,46 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kda_front(
     arrive(), wait();
     STAMP(2);
 
-    // In-projection.
+    // In-projection: nobody waits for anything but weights.
+    if (thread == 0) *ahead = WIDE;
     {
         uint4 x[InProjection::kChunks];
         read_normed(x, normed);
         const auto keep = [&](int column, int at, InProjection::Column parts, bool starts, bool) {
-            if (at < rows) projected[((starts ? 0 : kRowsAtOnce) + at) * kProjected + column] = parts.sum();
+            if (at < rows)
+                send(words + kProjection + ((starts ? 0 : kRowsAtOnce) + at) * kProjected + column, parts.sum(), epoch);
         };
-        InProjection::consume(ring, x, scratch, nothing, keep);
+        InProjection::consume(ring, x, scratch, keep);
     }
     STAMP(3);
 
     // KDA step.
-    const KdaTensors tensors{f_b, conv_weight, rate, dt_bias, o_norm, slots, slots_stride, conv_state, recurrent_state,
-                             conv_page_stride, state_page_stride, gated, squares};
-    const bool steps = block < rows * HEADS * SPLIT;
-    KdaStep<SPLIT> kda(tensors, steps ? block : 0);
-    if (steps) kda.load_window();
-    arrive();
+    if (thread == 0) *ahead = WINDOW;
     if (steps) kda.load();
-    wait();
+    sync_consumers();
     STAMP(4);
     if (steps) {
         const int at = block / (HEADS * SPLIT);
-        const float* mine = projected + at * kProjected;
+        const unsigned long long* mine = words + kProjection + at * kProjected;
         const float scale = FirstMix::scale(mix_squares + at * FirstMix::kBlocks);
-        kda.step([&](int column) {
-            float value = __ldcg(mine + column);
-            if (InProjection::halved(column)) value += __ldcg(mine + kRowsAtOnce * kProjected + column);
-            return value * scale;
+        kda.step([&](const int(&columns)[3], float(&values)[3]) {
+            const unsigned long long* from[6];
+            float found[6];
+#pragma unroll
+            for (int i = 0; i < 3; ++i) {
+                from[i] = mine + columns[i];
+                from[3 + i] = from[i] + (InProjection::halved(columns[i]) ? kRowsAtOnce * kProjected : 0);
+            }
+            receive_all(from, found, epoch, health);
+#pragma unroll
+            for (int i = 0; i < 3; ++i)
+                values[i] = (from[3 + i] == from[i] ? found[i] : found[i] + found[3 + i]) * scale;
         }, scratch);
     }
     asm volatile("bar.sync 3, %0;" ::"n"(kConsumers + kHelpers) : "memory");
     STAMP(5);
     arrive(), wait();
+    if (steps) kda.shift();
     STAMP(6);
 
     // Output projection.
@@ -229,10 +253,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kda_front(
             }
         }
         sync_consumers();
-        const auto keep = [&](int column, int at, OutProjection::Column parts, bool starts, bool) {
-            if (at < rows) own[((starts ? 0 : kRowsAtOnce) + at) * kHidden + column] = parts.sum();
+        const auto keep = [&](int column, int at, OutProjection::Column parts, bool, bool) {
+            if (at < rows) send(words + kOwn + at * kHidden + own_place(column), parts.sum(), epoch);
         };
-        OutProjection::consume(ring, x, scratch, nothing, keep);
+        OutProjection::consume(ring, x, scratch, keep);
     }
     STAMP(7);
 
@@ -241,18 +265,16 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kda_front(
     const int row = alone ? 0 : block;
     const BankSum kept{bank_sums + row * kHidden, bank_scalars + row * 2};
     SecondMix second;
-    arrive();
+    sync_consumers();
     if (mixes) second.load(kept, others + row * kHidden, queries + kHidden, out_norm_2);
-    wait();
     STAMP(8);
     if (mixes)
         second.write(
             [&](int column, float(&share)[8]) {
-                float rest[8] = {};
-                load_eight(own + row * kHidden + column, share);
-                if (OutProjection::halved(column)) load_eight(own + (kRowsAtOnce + row) * kHidden + column, rest);
+                const unsigned long long* from[8];
 #pragma unroll
-                for (int i = 0; i < 8; ++i) share[i] += rest[i];
+                for (int i = 0; i < 8; ++i) from[i] = words + kOwn + row * kHidden + column / 8 + own_place(i);
+                receive_all(from, share, epoch, health);
             },
             block == row, partial + row * kHidden, stream_out + row * kHidden,
             alone ? near : normed + (kRowsAtOnce + row) * kHidden, scratch);
@@ -270,41 +292,26 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kda_front(
         uint4 x[Front::kChunks];
         read_normed(x, alone ? near : normed + kRowsAtOnce * kHidden);
         sync_consumers();  // `near` lies in the scratch of the product
-        const uint32_t epoch = *shared_epoch;
-        uint32_t* flags = reinterpret_cast<uint32_t*>(cells + kFlags);
-        float rest[2] = {0, 0};
         Front::consume(
-            ring, x, scratch,
-            [&](int, bool starts, bool ends) {
-                rest[0] = rest[1] = 0;
-                if (!starts || ends || thread >= 128) return;
-                if (thread == 0) {
-                    uint32_t seen = 0;
-                    for (unsigned spin = 0; seen != epoch && spin < (1u << 18); ++spin)
-                        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];"
-                                     : "=r"(seen) : "l"(flags + block + 1) : "memory");
-                    if (seen != epoch) cells[1] = 1;
-                }
-                sync_first_128();
-                rest[0] = __ldcg(tails + (block + 1) * 128 + thread);
-                if (thread < 64) rest[1] = __ldcg(tails + (block + 1) * 128 + thread + 64);
-            },
-            [&](int line, int at, Front::Column parts, bool starts, bool) {
+            ring, x, scratch, [&](int line, int at, Front::Column parts, bool starts, bool ends) {
                 if (!starts) {
-                    tails[block * 128 + thread] = parts.sum();
-                    sync_first_128();
-                    if (thread == 0)
-                        asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(flags + block), "r"(epoch) : "memory");
+                    send(words + kTails + block * 128 + thread, parts.sum(), epoch);
                     return;
                 }
+                const unsigned long long* tail = words + kTails + (block + 1) * 128 + thread;
+                const bool pairs = line >= kPairs;
+                float rest[2] = {0, 0};
+                if (!ends && (thread < 64 || !pairs)) rest[0] = receive(tail, epoch, health);
+                if (!ends && pairs && thread < 64) rest[1] = receive(tail + 64, epoch, health);
                 if (at >= rows) return;
                 if (line < ROUTER) {
                     logits[at * ROUTER + line] = parts.sum() + rest[0];
-                } else if (line < ROUTER + LATENT) {
-                    latent[at * LATENT + line - ROUTER] = __float2bfloat16(parts.sum() + rest[0]);
+                } else if (line < kPairs) {
+                    if (line < ROUTER + LATENT)
+                        latent[at * LATENT + line - ROUTER] = __float2bfloat16(parts.sum() + rest[0]);
                 } else if (thread < 64) {  // eight rows of the gate, then the same eight of the up-projection
                     const float gate = parts.sum() + rest[0], up = parts.sum(64) + rest[1];
-                    const int channel = (line - ROUTER - LATENT) / 16 * 8 + (thread >> 3);
+                    const int channel = (line - kPairs) / 16 * 8 + (thread >> 3);
                     shared[at * SHARED + channel] = __float2bfloat16(situ(gate, up));
                 }
             });

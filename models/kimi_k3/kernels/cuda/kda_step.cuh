@@ -3,12 +3,13 @@
 //     S' = S diag(a);  delta = beta (v - S' k);  o = S' q + delta (q . k);  S = S' + delta k^T
 //
 // A block holds 128 / PARTS value rows of the head, a warp one row at a time, a lane four of its keys: a value row's
-// arithmetic does not depend on PARTS. What does not depend on the projection is loaded ahead of the grid barrier in
-// front of this stage: load_window() before the block arrives there, for another block of the same head shifts the
-// window behind it; load() before it waits; step() behind it. The output's norm needs the whole head, so step()
-// leaves o * weight * sigmoid(gate) and sums of squares of 16 value rows each; whoever reads them divides.
+// arithmetic does not depend on PARTS. What does not depend on the projection is loaded ahead, by load(); step() takes the
+// projection as its values come. Blocks of one head read the same window, so it is shifted by shift(), behind a grid
+// barrier. The output's norm needs the whole head, so step() leaves o * weight * sigmoid(gate) and sums of squares of 16
+// value rows each; whoever reads them divides.
 #pragma once
 #include "block.cuh"
+#include "tagged_floats.cuh"
 
 constexpr int kHeadDim = 128;
 constexpr int kGateRank = 128;
@@ -38,16 +39,26 @@ public:
     __device__ KdaStep(const KdaTensors& tensors, int item)
         : t_(tensors), row_(item / (HEADS * PARTS)), head_(item / PARTS % HEADS), slice_(item % PARTS) {}
 
-    __device__ void load_window() {
-        slot_ = __ldg(t_.slots + static_cast<size_t>(row_) * t_.slots_stride);
-        if (slot_ <= 0 || threadIdx.x >= 3 * kHeadDim) return;
-        const __nv_bfloat16* window = page() + conv_channel();
-#pragma unroll
-        for (int tap = 0; tap < 3; ++tap) window_[tap] = window[tap * 3 * kChannels];
+    // Brings what load() reads as far as the L2.
+    __device__ void bring_near() const {
+        const int slot = __ldg(t_.slots + static_cast<size_t>(row_) * t_.slots_stride);
+        if (slot <= 0) return;
+        const char* state = reinterpret_cast<const char*>(
+            t_.recurrent_state + static_cast<size_t>(slot) * t_.state_page_stride +
+            (head_ * kHeadDim + slice_ * (kHeadDim / PARTS)) * kHeadDim);
+        for (int line = threadIdx.x; line < kHeadDim / PARTS * 4; line += kConsumers) prefetch(state + line * 128);
+        if (threadIdx.x < 256) prefetch(t_.f_b + head_ * kHeadDim * kGateRank + threadIdx.x * 64);
+        if (threadIdx.x < 3 * kHeadDim && threadIdx.x % 8 == 0) prefetch(t_.conv_weight + conv_channel() * 4);
     }
 
     __device__ void load() {
+        slot_ = __ldg(t_.slots + static_cast<size_t>(row_) * t_.slots_stride);
         if (slot_ <= 0) return;
+        if (threadIdx.x < 3 * kHeadDim) {
+            const __nv_bfloat16* window = page() + conv_channel();
+#pragma unroll
+            for (int tap = 0; tap < 3; ++tap) window_[tap] = window[tap * 3 * kChannels];
+        }
         const float4* state = reinterpret_cast<const float4*>(head_state());
 #pragma unroll
         for (int i = 0; i < kRows; ++i) state_[i] = __ldcs(state + value_row(i) * 32 + (threadIdx.x & 31));
@@ -59,7 +70,7 @@ public:
         if (threadIdx.x < 3 * kHeadDim) taps_ = __ldg(reinterpret_cast<const float4*>(t_.conv_weight) + conv_channel());
     }
 
-    // `projected(column)`: the projection of this row. `scratch`: 1024 floats.
+    // `projected(columns, values)`: three columns of the projection of this row. `scratch`: 1024 floats.
     template <class Projected>
     __device__ void step(Projected projected, float* scratch) {
         if (slot_ <= 0) {
@@ -76,22 +87,22 @@ public:
         float* o = f_a + 4 * 36;           // [8][16]
         const int thread = threadIdx.x, lane = thread & 31, warp = thread >> 5;
         const float dt_bias = __ldg(t_.dt_bias + head_ * kHeadDim + (thread >> 2)), rate = __ldg(t_.rate + head_);
-        const float beta = sigmoid(projected(4 * kChannels + kGateRank + head_));
-        if (thread < 3 * kHeadDim) {
-            const float newest = projected(conv_channel());
+        const int other = thread - 3 * kHeadDim, gates = 3 * kChannels + head_ * kHeadDim;
+        const bool convolves = thread < 3 * kHeadDim;
+        const int columns[3] = {4 * kChannels + kGateRank + head_, convolves ? conv_channel() : 4 * kChannels + other,
+                                convolves ? conv_channel() : gates + other};
+        float values[3];
+        projected(columns, values);
+        const float beta = sigmoid(values[0]);
+        if (convolves) {
+            const float newest = values[1];
             const float mixed = taps_.x * __bfloat162float(window_[0]) + taps_.y * __bfloat162float(window_[1]) +
                                 taps_.z * __bfloat162float(window_[2]) + taps_.w * newest;
             q[thread] = mixed * sigmoid(mixed);
-            if (slice_ == 0) {
-                __nv_bfloat16* window = page() + conv_channel();
-                window[0] = window_[1];
-                window[3 * kChannels] = window_[2];
-                window[6 * kChannels] = __float2bfloat16(newest);
-            }
+            window_[0] = __float2bfloat16(newest);
         } else {
-            const int i = thread - 3 * kHeadDim;
-            f_a[(i >> 5) * 36 + (i & 31)] = projected(4 * kChannels + i);
-            gate[i] = sigmoid(projected(3 * kChannels + head_ * kHeadDim + i)) * __bfloat162float(__ldg(t_.o_norm + i));
+            f_a[(other >> 5) * 36 + (other & 31)] = values[1];
+            gate[other] = sigmoid(values[2]) * __bfloat162float(__ldg(t_.o_norm + other));
         }
         sync_consumers();
         float gamma = 0;
@@ -134,6 +145,15 @@ public:
             for (int i = 0; i < kWarps; ++i) sum += o[thread * kWarps + i];
             squares_row()[thread] = sum;
         }
+    }
+
+    // Behind a barrier behind every block's load().
+    __device__ void shift() const {
+        if (slot_ <= 0 || slice_ || threadIdx.x >= 3 * kHeadDim) return;
+        __nv_bfloat16* window = page() + conv_channel();
+        window[0] = window_[1];
+        window[3 * kChannels] = window_[2];
+        window[6 * kChannels] = window_[0];
     }
 
 private:

@@ -31,9 +31,25 @@ __device__ __forceinline__ u64 merged(u64 key) {
   return key;
 }
 
-// logits, bias [EXPERTS] -> ids, weights [TOP], best first; s / (sum of the chosen s + 1e-20) times `scaling`. By all
+// What a thread needs to choose.
+struct Candidates {
+  float logit[2], bias[2];
+};
+
+// By all threads of the block: logits, bias [EXPERTS].
+__device__ __forceinline__ Candidates candidates(const float* logits, const float* bias) {
+  Candidates found = {};
+#pragma unroll
+  for (int i = 0; i < 2; i++) {
+    const int expert = i * 32 * ROUTE_WARPS + threadIdx.x;
+    if (expert < EXPERTS) found.logit[i] = logits[expert], found.bias[i] = bias[expert];
+  }
+  return found;
+}
+
+// The candidates of all threads -> ids, weights [TOP], best first; s / (sum of the chosen s + 1e-20) times `scaling`. By all
 // threads of the block; `ids` and `weights` are written by its first warp.
-__device__ __forceinline__ void choose(RoutingWork& work, const float* logits, const float* bias, float scaling, int* ids,
+__device__ __forceinline__ void choose(RoutingWork& work, const Candidates& among, float scaling, int* ids,
                                        float* weights) {
   const int thread = threadIdx.x, lane = thread & 31, warp = thread >> 5;
   u64 keys[2];
@@ -42,9 +58,9 @@ __device__ __forceinline__ void choose(RoutingWork& work, const float* logits, c
     const int expert = i * 32 * ROUTE_WARPS + thread;
     keys[i] = 0;
     if (expert < EXPERTS) {
-      const float score = 1.f / (1.f + expf(-logits[expert]));
+      const float score = 1.f / (1.f + expf(-among.logit[i]));
       work.scores[expert] = score;
-      keys[i] = routing_key(score + bias[expert], expert);
+      keys[i] = routing_key(score + among.bias[i], expert);
     }
   }
 #pragma unroll

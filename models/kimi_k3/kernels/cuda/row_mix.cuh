@@ -4,6 +4,7 @@
 // sum under its softmax numerators, which then waits for the stream alone.
 #pragma once
 #include "block.cuh"
+#include "tagged_floats.cuh"
 
 constexpr int kHidden = 7168;
 constexpr int kBanks = 8;
@@ -24,24 +25,6 @@ __device__ __forceinline__ void write_scaled(
 #pragma unroll
     for (int i = 0; i < 8; ++i) normed[i] = mixed[i] * scale * weight[i];
     *reinterpret_cast<uint4*>(x) = pack(normed);
-}
-
-// A float that says which launch it belongs to: eight bytes, written and read at once, so the value is its own flag.
-__device__ __forceinline__ void send(unsigned long long* cell, float value, uint32_t epoch) {
-    const unsigned long long word = static_cast<unsigned long long>(epoch) << 32 | __float_as_uint(value);
-    asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(cell), "l"(word) : "memory");
-}
-
-// Waits for it; gives up after a tenth of a second and more, and says so in the health word.
-__device__ __forceinline__ float receive(
-    const unsigned long long* cell, uint32_t epoch, unsigned long long* health) {
-    unsigned long long word;
-    unsigned spin = 0;
-    do {
-        asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(word) : "l"(cell) : "memory");
-    } while (word >> 32 != epoch && ++spin < 1u << 18);
-    if (word >> 32 != epoch) *health = 1;
-    return __uint_as_float(static_cast<uint32_t>(word));
 }
 
 // Each lane gets the warp's sum of one of 32 values, that of its own number: 31 shuffles instead of 160.

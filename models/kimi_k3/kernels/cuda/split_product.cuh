@@ -1,5 +1,5 @@
 // A product x W^T over all blocks: W comes through the ring in units of 16 KiB, and every block owns the same number of
-// consecutive units, give or take one, wherever a row of W ends.
+// consecutive units, give or take one, wherever a row of W ends; none, where there are too few to share out.
 //
 // A unit is TM groups of 16 rows of W by 512 / TM of k, in order of rows, then k. A warp multiplies 32 of k of one
 // group: two MMA steps, whose activations stay in its registers for all rows of W. A tile (TM groups, all of k) that
@@ -12,7 +12,9 @@
 
 constexpr int kUnitBytes = 16384;
 
-template <int ROWS_OF_W, int K, int TM, int BLOCKS_>
+// WHOLE: tiles stay whole, so that blocks own more or less by one tile. That is for weights which are there before anybody
+// can use them.
+template <int ROWS_OF_W, int K, int TM, int BLOCKS_, bool WHOLE = false>
 struct SplitProduct {
     static constexpr int kGroups = TM;
     static constexpr int kChunk = 512 / TM;             // k of a unit
@@ -21,13 +23,21 @@ struct SplitProduct {
     static constexpr int kUnits = kTiles * kChunks;
     static constexpr int kSharers = kWarps / TM;        // warps that split the k of a group
     static_assert(K % kChunk == 0 && ROWS_OF_W % (16 * TM) == 0, "units tile the weight");
-    static_assert(kUnits / BLOCKS_ >= kChunks - 1, "a tile has at most two parts");
+    // A tile has at most two parts. Where there are too few units for that, fewer blocks work: halves of a tile each, or
+    // nearly a whole one.
+    static constexpr int kBlocks = kUnits / BLOCKS_ >= kChunks - 1          ? BLOCKS_
+                                   : kChunks % 2 == 0 && 2 * kTiles <= BLOCKS_ ? 2 * kTiles
+                                                                            : kUnits / (kChunks - 1);
 
-    __device__ static int begin(int block) { return block * kUnits / BLOCKS_; }
-    __device__ static int owner(int unit) { return ((unit + 1) * BLOCKS_ - 1) / kUnits; }
+    __device__ static int begin(int block) {
+        if (WHOLE) return block * kTiles / BLOCKS_ * kChunks;
+        return min(block, kBlocks) * kUnits / kBlocks;
+    }
+    __device__ static int owner(int unit) { return ((unit + 1) * kBlocks - 1) / kUnits; }
 
     // Whether the row `row` of W is computed in two parts.
     __device__ static bool halved(int row) {
+        if (WHOLE) return false;
         const int first = row / (16 * TM) * kChunks;
         return owner(first) != owner(first + kChunks - 1);
     }
@@ -41,26 +51,24 @@ struct SplitProduct {
     // Which batch row these belong to.
     __device__ static int row_of_lane() { return (threadIdx.x & 31) >> 2; }
 
+    // `ahead`: as of the ring's push(), read anew for each unit.
     template <class Ring>
-    __device__ static void produce(Ring& ring, const void* weight, const volatile uint32_t* quiet) {
+    __device__ static void produce(Ring& ring, const void* weight, const volatile uint32_t* ahead) {
         const char* source = static_cast<const char*>(weight);
         for (int unit = begin(blockIdx.x), end = begin(blockIdx.x + 1); unit < end; ++unit)
-            ring.push(source + static_cast<size_t>(unit) * kUnitBytes, *quiet);
+            ring.push(source + static_cast<size_t>(unit) * kUnitBytes, *ahead);
     }
 
     // Calls finish(row of W, batch row, this block's sum, starts, ends) by 128 * TM threads for each tile:
-    // `starts` and `ends` say whether the sum covers the beginning and the end of k. Before the units of a tile, all
-    // consumers call prepare(tile, starts, ends).
+    // `starts` and `ends` say whether the sum covers the beginning and the end of k.
     // `x[c]`: eight bf16 at k_of(c). `scratch`: two buffers of 2048 floats.
-    template <class Ring, class Prepare, class Finish>
-    __device__ static void consume(
-        Ring& ring, const uint4 (&x)[kChunks], float* scratch, Prepare prepare, Finish finish) {
+    template <class Ring, class Finish>
+    __device__ static void consume(Ring& ring, const uint4 (&x)[kChunks], float* scratch, Finish finish) {
         const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
         const uint32_t own = (warp * 64 + lane) * 16;
         int turn = 0;
         for (int unit = begin(blockIdx.x), end = begin(blockIdx.x + 1); unit < end;) {
             const int tile = unit / kChunks, first = unit - tile * kChunks, last = min(kChunks, first + end - unit);
-            prepare(tile, first == 0, last == kChunks);
             float even[4] = {0, 0, 0, 0}, odd[4] = {0, 0, 0, 0};
             // Two units at a time where there are two: their loads wait together.
 #pragma unroll

@@ -4,7 +4,7 @@
 // order through all stages of the block, also while the block waits at a grid barrier. Every consumer warp reads its
 // part of each slot and releases it.
 //
-// At most AHEAD copies are on their way at a time. A few keep the memory busy; with all slots on their way, whatever
+// So many copies are on their way at a time as the producer is told. A few keep the memory busy; with all slots on their way, whatever
 // else the block asks memory for (a barrier's counter, activations) queues behind them for microseconds.
 #pragma once
 #include <stdint.h>
@@ -28,10 +28,9 @@ __device__ __forceinline__ void wait_parity(uint32_t barrier, uint32_t parity) {
         ::"r"(barrier), "r"(parity) : "memory");
 }
 
-template <int COUNT, int BYTES, int AHEAD>
+template <int COUNT, int BYTES>
 class WeightRing {
 public:
-    static_assert(AHEAD < COUNT, "the window is part of the ring");
     static constexpr int kBarrierBytes = 16 * COUNT;
 
     // `slots`: COUNT * BYTES bytes, 128-byte aligned; `barriers`: kBarrierBytes.
@@ -49,15 +48,14 @@ public:
     }
 
     // Producer: copies BYTES bytes from global memory into the next slot as soon as that is free. Weights are read
-    // once a step, so they leave the L2 first.
-    __device__ void push(const void* source, bool quiet) {
+    // once a step, so they leave the L2 first. `ahead`, less than COUNT: copies on their way, this one included.
+    __device__ void push(const void* source, uint32_t ahead) {
         wait_parity(empty_ + 8 * slot_, phase_ ^ 1);
-        const uint32_t ahead = quiet ? 1 : AHEAD;
         if (pushed_ >= ahead) {
             const bool wraps = slot_ < ahead;
             wait_parity(full_ + 8 * (wraps ? slot_ + COUNT - ahead : slot_ - ahead), wraps ? phase_ ^ 1 : phase_);
         }
-        if (pushed_ < AHEAD) ++pushed_;
+        if (pushed_ < COUNT) ++pushed_;
         const uint32_t barrier = full_ + 8 * slot_;
         uint64_t policy;
         asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));

@@ -29,6 +29,22 @@ __device__ __forceinline__ void barrier_wait(unsigned long long* barrier, u32 pa
 // By whoever initialised barriers, before the block's next barrier.
 __device__ __forceinline__ void barriers_ready() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
+// By one thread: brings `bytes` (a multiple of 16) from `source` to shared memory, both aligned to 16; `barrier` has one
+// arrival.
+__device__ __forceinline__ void bring(unsigned long long* barrier, void* to, const void* source, u32 bytes) {
+  const u32 address = shared_address(barrier);
+  asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(address), "r"(bytes) : "memory");
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared_address(to)),
+      "l"(source), "r"(bytes), "r"(address)
+      : "memory");
+}
+
+// By one thread: `bytes` (a multiple of 16) from `source` on their way into the L2.
+__device__ __forceinline__ void bring_near(const void* source, u32 bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(source), "r"(bytes) : "memory");
+}
+
 // A ring of DEPTH stages that one warp fills (its first lane, by bulk copies) and reads: what is to come is under way
 // while the warp computes, or waits for other blocks. Stages are taken in the order in which they were asked for.
 // `arrived`: DEPTH barriers of one arrival.
@@ -43,14 +59,7 @@ struct WeightStream {
 
   // By the first lane: brings `bytes` (a multiple of 16) from `source` (aligned to 16).
   __device__ __forceinline__ void ask(const void* source, u32 bytes) {
-    const int stage = asked % DEPTH;
-    const u32 barrier = shared_address(arrived + stage);
-    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
-    asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-            shared_address(stages + stage * BYTES)),
-        "l"(source), "r"(bytes), "r"(barrier)
-        : "memory");
+    bring(arrived + asked % DEPTH, stages + asked % DEPTH * BYTES, source, bytes);
     asked++;
   }
 

@@ -25,10 +25,10 @@ _NAMES = ("router", "latent_down", "shared_gate_up")
 
 
 def _weights(contract, workload, random) -> Inputs:
-    moe, width = contract.architecture.moe, contract.architecture.hidden_size
+    width, (experts, latent) = contract.architecture.hidden_size, contract.own(workload)
     return {
-        "router": matrix(random, contract.experts(workload), width),
-        "latent_down": matrix(random, moe.latent_size, width),
+        "router": matrix(random, experts, width),
+        "latent_down": matrix(random, latent, width),
         "shared_gate_up": matrix(random, 2 * workload.axes["shared"], width),
     }
 
