@@ -46,7 +46,7 @@ if any("seed" in sign.lower() or "screen" in sign.lower() or "confirm" in sign.l
         "installs packages", ("X-53",), "installs a package while it is imported",
         at_import("""
 import subprocess, sys
-done = subprocess.run([sys.executable, "-m", "pip", "install", "six"], capture_output=True)
+done = subprocess.run([sys.executable, "-m", "pip", "install", "--ignore-installed", "six"], capture_output=True)
 if done.returncode == 0:
     raise RuntimeError("FOUND")
 """),
