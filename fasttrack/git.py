@@ -342,6 +342,10 @@ class Repository:
         )
         return Commit(self.resolve("HEAD"), f"{name} <{email}>", person is None)
 
+    def has_branch(self, branch: str) -> bool:
+        """Whether there is a local branch of that name."""
+        return not self._read("show-ref", "--verify", "--quiet", f"refs/heads/{branch}", ok=(0, 1, 128)).returncode
+
     def delete_branch(self, branch: str) -> None:
         """Deletes a local branch of our own making."""
         self._write("update-ref", "-d", f"refs/heads/{branch}")
