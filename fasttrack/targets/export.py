@@ -97,8 +97,9 @@ def export(
 def _check_names(files: Mapping[str, bytes]) -> None:
     """UserError for a path that would leave the directory: trees that no ordinary git writes may hold one."""
     for path in files:
-        if bad := next((part for part in path.split("/") if part in ("", ".", "..") or part.casefold() == ".git"), None):
-            raise UserError(f"{display(path)} cannot be exported: {bad!r} is no name of a file", "take it out of the commit first")
+        bad = [part for part in path.split("/") if part in ("", ".", "..") or part.casefold() == ".git"]
+        if bad:
+            raise UserError(f"{display(path)} cannot be exported: {bad[0]!r} is no name of a file", "take it out of the commit first")
 
 
 def _check_place(repository: Repository, start: str, directory: str) -> None:

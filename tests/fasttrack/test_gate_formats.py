@@ -13,7 +13,7 @@ from fasttrack.report.gate import render_annotations
 from fasttrack.report.gate_sarif import render_sarif
 from fasttrack.report.gate_summary import MAX_REASONS, render_summary
 from fasttrack_validation.errors import UserError
-from gated_change import INSIDE, KERNEL, M, MANIFEST, STATEMENT, gate, parse_manifest, run_gate, statement, tree
+from gated_change import INSIDE, KERNEL, M, MANIFEST, STATEMENT, TABLE, gate, parse_manifest, run_gate, statement, tree
 
 GOOD = INSIDE | {STATEMENT: statement(INSIDE)}
 BAD = GOOD | {KERNEL: b"import torch\nimport os\n"}
@@ -75,7 +75,8 @@ def test_errors_come_before_warnings(forge):
 
 
 def test_what_the_change_left_alone_is_a_notice_after_all_else(forge):
-    other = {"fasttrack.toml": MANIFEST + b'[ops.other]\nkernels = ["kernels/other.py"]\n', "kernels/other.py": b""}
+    other = {"fasttrack.toml": MANIFEST + b'[ops.other]\nkernels = ["kernels/other.py"]\n', "kernels/other.py": b"",
+             "dispatch/other.toml": TABLE.replace(b"k.py", b"other.py")}  # fmt: skip
     base = forge.commit(tree({"README.md": b"# alpha\n"} | INSIDE | other))
     inside = INSIDE | other | {"README.md": b"# alpha\n", "schedule.py": b"A = 1\n", STATEMENT: statement(INSIDE)}
     result = run_gate(forge.path, base, forge.commit(tree(inside), base), "alpha", parse_manifest=parse_manifest)
