@@ -93,7 +93,7 @@ def _repository(checkout: Path, named: str | None, profile: Profile, remote: str
     """owner/name: as named, the target's, or read from the remote's address."""
     if named or profile.repository:
         found = named or profile.repository
-        if not re.fullmatch(r"[\w.-]+/[\w.-]+", found):
+        if not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]*[\w-][\w.-]*", found):
             raise UserError(f"{found!r} is no repository", "write OWNER/NAME")
         return found
     address = workspace.git(checkout, "remote", "get-url", remote, check=False).strip() or remote

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
 from pydantic import ValidationError
@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from fasttrack_validation import digests
 from fasttrack_validation.errors import UserError
 from fasttrack_validation.load import claim as claiming
+from fasttrack_validation.load.figures import misfit
 from fasttrack_validation.load.records import Failed, Measured, Record
 from fasttrack_validation.performance.serving_grid import ServingGrid, serving_grid
 from fasttrack_validation.records import Frozen
@@ -192,9 +193,23 @@ def _grid(kit, records: Mapping[str, Record], faults: list[str]) -> None:
         if (record.cell.tp, record.cell.speculation) not in asked:
             faults.append(f"{key} is no cell of this kit")
         if isinstance(record.outcome, Measured):
+            faults.extend(_edited(key, record, record.outcome))
             commit = record.outcome.specialised.conditions.get("identity", {}).get("commit")
             if commit != kit.commit:
                 faults.append(f"{key} was measured with commit {commit}, the kit is of {kit.commit[:12]}")
+
+
+def _edited(key: str, record: Record, outcome: Measured) -> Iterator[str]:
+    """Figures of a record that its own requests do not give."""
+    for side in (outcome.stock, outcome.specialised):
+        for number, one in enumerate(side.rounds):
+            try:
+                wrong = misfit(one, decode_only=record.asking.decode_only)
+            except ZeroDivisionError:
+                wrong = "it took no time"
+            if wrong:
+                yield f"{key}: {side.arm}, round {number}: {wrong}"
+                break
 
 
 def _machine(sealed: Sealed, faults: list[str]) -> None:

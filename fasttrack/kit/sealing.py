@@ -24,6 +24,7 @@ KEPT, MAX_KEPT = 32 << 20, 512 << 20
 """Bytes of one file, and of all, that are held in memory when a sealed file is read. Longer ones are digested alone"""
 _TAKEN = ("kit.json", "serve.sh", "constraints.txt", "results", "servers", "plans")
 _LEFT = ("results/done",)
+_PADDING = 1 << 20
 
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
@@ -113,6 +114,8 @@ def open_sealed(path: Path) -> Sealed:
 
 def kit_of(data: bytes, where: str) -> Kit:
     """kit.json. Raises UserError for anything else."""
+    if not data:
+        raise UserError(f"{where} is no kit: it has no kit.json", "name a directory that `fasttrack kit` wrote")
     try:
         return Kit.model_validate(strict_json.loads(data))
     except ValidationError as error:
@@ -148,7 +151,7 @@ def _members(path: Path) -> Iterator[tuple[str, str, bytes | None]]:
     """(name, SHA-256, contents; None of long files) of what is inside, read piece by piece: a small file may unpack to
     much."""
     total, held, seen = 0, 0, set()
-    with tarfile.open(path, mode="r:gz") as archive:
+    with gzip.open(path) as unpacked, tarfile.open(fileobj=unpacked, mode="r:") as archive:
         for entry in archive:
             pure = PurePosixPath(entry.name)
             plain = entry.isreg() and not pure.is_absolute() and ".." not in pure.parts and pure.as_posix() == entry.name
@@ -170,3 +173,6 @@ def _members(path: Path) -> Iterator[tuple[str, str, bytes | None]]:
                 if entry.size <= KEPT:
                     pieces.append(piece)
             yield entry.name, digest.hexdigest(), b"".join(pieces) if entry.size <= KEPT else None
+        # To the end, where the checksum over all of it is: a tar file's last blocks say nothing of what is cut off.
+        if len(unpacked.read(_PADDING)) == _PADDING:
+            raise UserError(f"{path}: more follows behind its last file", "do not import it: ask who sent it")

@@ -1,6 +1,7 @@
 """What `fasttrack gate --format` prints: one exit code in every form, and deaf to the head's text."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -9,7 +10,7 @@ import pytest
 from fasttrack import cli, gate_commands
 from fasttrack.gate_cli import Format
 from fasttrack.git import Repository
-from fasttrack.report.gate import render_annotations
+from fasttrack.report.gate import render_annotations, render_json, render_text
 from fasttrack.report.gate_sarif import render_sarif
 from fasttrack.report.gate_summary import MAX_REASONS, render_summary
 from fasttrack_validation.errors import UserError
@@ -133,3 +134,17 @@ def test_the_base_moving_on_does_not_change_which_model_it_is(forge):
 def test_usage(forge, capsys):
     assert cli.run(["gate", "--base", "x", "--format", "yaml"]) == 2
     assert "yaml" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("form", ["text", "json", "github", "sarif"])
+@pytest.mark.parametrize("name", [b"evidence/grid/h200/\xff.json", b"evidence/grid/h200/\x1b[31m.json", "evidence/kits/\u202e/seal.json".encode(),
+                                  b"evidence/statements/\xfe.json", b"evidence/claims/\xfe.json", b"kernels/\xfe.py"])  # fmt: skip
+def test_names_of_a_head_act_on_no_terminal_and_break_no_form(forge, tmp_path, name, form):
+    """Names that are no UTF-8, or hold control characters: findings, in every form, in printable UTF-8."""
+    base = forge.commit(tree({"README.md": b"# alpha\n"}))
+    inside = INSIDE | {os.fsdecode(name): b'{"outcome": {"kind": "measured"}}\n', STATEMENT: statement(INSIDE)}
+    result = run_gate(forge.path, base, forge.commit(tree(inside), base), "alpha", parse_manifest=parse_manifest)
+    assert result.exit_code == 1
+    text = {"text": render_text, "json": render_json, "github": render_annotations, "sarif": render_sarif}[form](result)
+    text.encode("utf-8")
+    assert all(c.isprintable() or c in "\n" for c in (text if form != "sarif" else json.dumps(json.loads(text))))

@@ -140,6 +140,19 @@ def test_nothing_is_written_through_a_symbolic_link(back, made, tmp_path, capsys
     assert code == 2 and "is a symbolic link" in found["error"]["what"] and list(outside.iterdir()) == []
 
 
+@pytest.mark.parametrize("figure", ["tok_s_user", "tpot", "ttft", "latency", "tok_s_system"])
+def test_a_figure_that_the_kept_requests_do_not_give(back, capsys, figure):
+    path = back / f"results/grid/{CELL}.json"
+    record = json.loads(path.read_text())
+    record["outcome"]["specialised"]["rounds"][3]["figures"][figure] *= 1.01
+    path.write_text(json.dumps(record))
+    code, found = imported(back, capsys, "--check")
+    assert code == 1 and len(found["faults"]) == 1 and "specialised, round 3: " in found["faults"][0]
+    record["outcome"]["specialised"]["rounds"][3]["figures"][figure] /= 1.01
+    path.write_text(json.dumps(record))
+    assert imported(back, capsys, "--check")[1]["faults"] == []
+
+
 def test_other_evidence_is_not_overwritten_unasked(back, made, capsys):
     assert imported(back, capsys)[0] == 0
     assert imported(back, capsys)[0] == 0  # the same again is no other evidence

@@ -152,3 +152,33 @@ def test_what_a_server_says_does_not_act_on_a_terminal(checkout, server, monkeyp
     assert cli.run(arguments) == 2
     said = capsys.readouterr().err
     assert "\\x1b[2J" in said and all(c.isprintable() or c == "\n" for c in said)
+
+
+def test_a_remote_that_is_an_option_runs_nothing(checkout, server, tmp_path):
+    forge = GitHub(NAME, TOKEN, base_url=server.url, backoff=0, pause=0, environment={})
+    for remote in (f"--upload-pack=touch {tmp_path}/mark", f"--receive-pack=touch {tmp_path}/mark", "-q", ""):
+        with pytest.raises(UserError, match="is no remote"):
+            sending.send(checkout.path, forge, remote, "alpha", BRANCH, profiles.load("own"), gate=gate, say=lambda line: None)
+    for remote, says in ((f"ext::touch {tmp_path}/mark", "not allowed"), (f"{tmp_path}/absent", "remote's name or address")):
+        with pytest.raises(UserError, match=says):
+            sending.send(checkout.path, forge, remote, "alpha", BRANCH, profiles.load("own"), gate=gate, say=lambda line: None)
+    assert not (tmp_path / "mark").exists()
+    sent = sending.send(checkout.path, forge, str(checkout.bare), "alpha", BRANCH, profiles.load("own"), gate=gate, say=lambda line: None)
+    assert sent.act == "opened"
+
+
+def test_a_password_in_a_remotes_address_is_in_no_message(checkout, server):
+    forge = GitHub(NAME, TOKEN, base_url=server.url, backoff=0, pause=0, environment={})
+    for scheme in ("http", "https"):
+        remote = f"{scheme}://user:{SECRET}@127.0.0.1:{server.http.server_port}/{NAME}.git"
+        with pytest.raises(UserError) as told:
+            sending.send(checkout.path, forge, remote, "alpha", BRANCH, profiles.load("own"), gate=gate, say=lambda line: None)
+        assert SECRET not in str(told.value)
+
+
+@pytest.mark.parametrize("name", ["../b", "a/..", "-a/b", "a/b/c", "a", "./.", "a b/c"])
+def test_a_repository_that_is_none(checkout, monkeypatch, capsys, name):
+    monkeypatch.chdir(checkout.path)
+    monkeypatch.setenv("GITHUB_TOKEN", TOKEN)
+    assert cli.run(["pr", "open", "alpha", "--branch", BRANCH, f"--repository={name}", "--api", "http://127.0.0.1:1"]) == 2
+    assert "is no repository" in capsys.readouterr().err
