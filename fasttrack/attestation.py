@@ -12,6 +12,8 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from enum import StrEnum
 
+from pydantic import field_serializer
+
 from fasttrack_validation.claims.cells import Measured
 from fasttrack_validation.errors import UserError
 from fasttrack_validation.records import Frozen, sha256
@@ -59,6 +61,11 @@ class Attestation(Frozen):
     ruled_on_gpu: bool = False
     changed: bool = True
     """The change brings this file or its signature"""
+
+    @field_serializer("path", when_used="json")
+    def _printable(self, value: str) -> str:
+        """A head chooses its names; here they stay as git has them, and what is written down can be printed."""
+        return display(value)
 
 
 def allowed_signers(objects: Repository, base: str) -> bytes | None:

@@ -63,7 +63,7 @@ def run(arguments: list[str]) -> int:
         if "--json" in arguments:
             print(json.dumps({"error": {"what": error.what, "how": error.how}}))
         else:
-            print(error.what, error.how, sep="\n", file=sys.stderr)
+            print(harmless(error.what), harmless(error.how), sep="\n", file=sys.stderr)
         return 2
     except Exception:
         import traceback
@@ -75,6 +75,11 @@ def run(arguments: list[str]) -> int:
         )
         return 3
     return 0
+
+
+def harmless(text: str) -> str:
+    """`text` without characters that act on a terminal: errors quote files, branches and servers."""
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
 
 
 def _version(asked: bool) -> None:

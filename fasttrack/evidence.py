@@ -23,6 +23,8 @@ from fasttrack_validation.errors import UserError
 from fasttrack_validation.judge.verdict import Verdict
 from fasttrack_validation.records import Frozen, canonical_json, sha256
 
+from . import strict_json
+
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE = "https://fasttrack.dev/evidence/{stage}/v1"
 STATEMENTS = "evidence/statements"
@@ -285,8 +287,8 @@ def parse(data: bytes, name: str) -> Statement:
     if len(data) > MAX_BYTES:
         raise UserError(f"{name}: more than {MAX_BYTES} bytes", "keep samples in files of their own")
     try:
-        value = json.loads(data.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant)
-    except (ValueError, RecursionError) as error:
+        value = strict_json.loads(data)
+    except ValueError as error:
         raise UserError(f"{name}: not strict JSON: {error}", _AGAIN) from error
     try:
         return Statement.model_validate_json(json.dumps(value))
@@ -294,14 +296,3 @@ def parse(data: bytes, name: str) -> Statement:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "statement"
         raise UserError(f"{name}: {where}: {first['msg']}", _AGAIN) from error
-
-
-def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    keys = [key for key, _ in pairs]
-    if len(set(keys)) != len(keys):
-        raise ValueError(f"key {next(key for key in keys if keys.count(key) > 1)!r} is given twice")
-    return dict(pairs)
-
-
-def _no_constant(text: str) -> float:
-    raise ValueError(f"{text} is not a number in JSON")

@@ -71,6 +71,7 @@ def import_(
         Path | None, typer.Option("--from", metavar="KEY.pub", help="the sender's public key: the signature has to be its")
     ] = None,
     check: Annotated[bool, typer.Option("--check", help="check it and file nothing")] = False,
+    replace: Annotated[bool, typer.Option("--replace", help="other evidence in a file's place gives way")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print data instead of text")] = False,
 ) -> None:
     """Check what a kit's owner sent back, and file it as evidence of the model: digests, signature, sources, cells, and
@@ -82,4 +83,4 @@ def import_(
     """
     from . import sealed_commands
 
-    sealed_commands.import_(file, sender, check=check, as_json=as_json)
+    sealed_commands.import_(file, sender, check=check, replace=replace, as_json=as_json)

@@ -11,7 +11,7 @@ from fasttrack_validation.errors import UserError
 
 from . import attestation, evidence, signatures
 from .confinement.check import model_directory
-from .git import Repository
+from .git import Repository, display
 from .storage import write_file
 
 
@@ -63,7 +63,7 @@ def verify(repo: Path, base: str, head: str, model: str, *, as_json: bool) -> No
         print(json.dumps(told, indent=2))
     else:
         for one in attested:
-            print(f"{one.grade:13} {directory}/{one.path}: {one.message}{f' [{one.fault}]' if one.fault else ''}")
+            print(f"{one.grade:13} {directory}/{display(one.path)}: {one.message}{f' [{one.fault}]' if one.fault else ''}")
         for reason in faults:
             if not any(reason.id == one.fault for one in attested):
                 print(f"FAIL          {reason.message} [{reason.id}]\n              {reason.remedy}")

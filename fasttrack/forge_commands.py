@@ -13,6 +13,7 @@ from .forge import proposal, sending
 from .forge.github import GitHub, token
 from .forge.sending import Sent
 from .git import Repository
+from .report.gate import printable
 from .storage import write_file
 from .targets import profile as profiles
 from .targets.profile import Profile
@@ -59,7 +60,7 @@ def write(model: str, branch: str | None, base: str, target: str, out: Path, *, 
         print(json.dumps({"file": str(out), **draft.model_dump(mode="json")}, indent=2))
     else:
         print(f"wrote {out}: {draft.title}")
-        print("\n".join(f"  open: {blocker}" for blocker in draft.blockers))
+        print("\n".join(f"  open: {printable(blocker)}" for blocker in draft.blockers))
 
 
 def _tell(sent: Sent, as_json: bool) -> None:
@@ -67,13 +68,13 @@ def _tell(sent: Sent, as_json: bool) -> None:
         print(json.dumps(sent.model_dump(mode="json"), indent=2))
         return
     state = "draft" if sent.draft else "ready for review"
-    print(f"{sent.act} {sent.url} ({state}, {sent.commit[:12]} over {sent.base_commit[:12]})")
+    print(f"{sent.act} {printable(sent.url)} ({state}, {sent.commit[:12]} over {sent.base_commit[:12]})")
     if sent.moved:
         print("  the base has moved since the run started; the gate judged the merge with it as it is now")
     for one in sent.duplicates:
         print(f"  may do the same: #{one.number} {ascii(one.title)[1:-1]}")
     for blocker in sent.blockers:
-        print(f"  open: {blocker}")
+        print(f"  open: {printable(blocker)}")
 
 
 def _checkout(model: str) -> Path:
@@ -92,7 +93,7 @@ def _repository(checkout: Path, named: str | None, profile: Profile, remote: str
     """owner/name: as named, the target's, or read from the remote's address."""
     if named or profile.repository:
         found = named or profile.repository
-        if not re.fullmatch(r"[\w.-]+/[\w.-]+", found):
+        if not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]*[\w-][\w.-]*", found):
             raise UserError(f"{found!r} is no repository", "write OWNER/NAME")
         return found
     address = workspace.git(checkout, "remote", "get-url", remote, check=False).strip() or remote

@@ -18,10 +18,9 @@ from fasttrack_validation.digests import package_files
 from fasttrack_validation.errors import UserError
 from fasttrack_validation.records import Frozen
 
-from . import arrows, attestation, decision, evidence, figures, lifetime, recheck
+from . import arrows, attestation, decision, evidence, figures, gate_manifest, lifetime, recheck
 from .confinement.check import Confinement, Finding, examine, model_directory
 from .confinement.contents import Limits
-from .confinement.names import MANIFEST
 from .gate_evidence import ContractDigest, Files, against_op, evidence_stage, is_untouched, judged_path, left_alone, read_statements
 from .git import Repository
 from .report import fresh
@@ -101,26 +100,26 @@ def run_gate(
             for stage in ("manifest", "evidence")
         ]
     else:
-        manifest, stage = _manifest(files, directory, model, parse_manifest)
+        manifest, stage = gate_manifest.read(files, directory, model, parse_manifest)
         stages.append(stage)
         if manifest is None:
             stages.append(StageResult(stage="evidence", status=StageStatus.NOT_RUN, summary="needs a valid manifest"))
         else:
             found, reasons = read_statements(files, directory)
             attested = attestation.attest(files, before, found, allowed, workflows)
-            old = _manifest(before, directory, model, parse_manifest)[0]
-            holding, touched = set(), []
+            old = gate_manifest.read(before, directory, model, parse_manifest)[0]
+            holding, touched, left = set(), [], []
             for op, entry in manifest.ops.items():
                 against = list(against_op(op, entry, found, files, directory, model, policy, contract_of))
                 if not against:
                     holding.add(judged_path(op))
                 untouched = is_untouched(op, manifest, old, files, before)
-                if not untouched:
-                    touched.append(op)
+                (left if untouched else touched).append(op)
                 untouched = against and untouched
                 reasons += map(left_alone, against) if untouched else against
             dates, soon = lifetime.stage(manifest, old, today or datetime.date.today(), directory)
-            stages += [dates, arrows.stage(files, before, directory), evidence_stage(manifest, reasons, attested)]
+            stages += [dates, gate_manifest.tables(manifest, files, directory, left)]
+            stages += [arrows.stage(files, before, directory), evidence_stage(manifest, reasons, attested)]
             stages += [attestation.stage(attested, files, directory), attestation.performance(attested, holding)]
             stages += [figures.stage(files, directory, body), _report(files, before, manifest, directory, confinement)]
             stages.append(decision.stage(model, files, before, allowed, directory))
@@ -129,6 +128,8 @@ def run_gate(
             if again is not None and confinement.passed:
                 stages += (judged := recheck.stages(again, manifest, touched, files, policy, directory, vouched))
                 draft += recheck.draft_reasons(judged[1], vouched)
+            else:
+                draft += gate_manifest.widened(manifest, old, directory)
             draft += [*soon, *attestation.draft_reasons(attested, directory), *_uncovered(manifest, files, confinement)]
     if not any(stage.stage == "recheck" for stage in stages):
         stages.append(_not_rechecked(again is not None))
@@ -182,29 +183,6 @@ def _confinement(confinement: Confinement) -> StageResult:
         reasons=reasons,
         summary=f"{summary} (proved: {', '.join(confinement.proved)})",
     )
-
-
-def _manifest(files: Files, directory: str, model: str, parse: Callable[[str, str], Any]) -> tuple[Any, StageResult]:
-    path = f"{directory}/{MANIFEST}"
-
-    def fail(id: str, message: str, remedy: str) -> tuple[None, StageResult]:
-        reason = Reason(id=id, message=message, remedy=remedy, path=path)
-        return None, StageResult(stage="manifest", status=StageStatus.FAIL, summary=message, reasons=(reason,))
-
-    if MANIFEST not in files:
-        return fail(
-            "manifest.missing", f"{path} does not exist", "add the manifest: it names the model's ops and files"
-        )
-    try:
-        manifest = parse(files[MANIFEST].decode("utf-8"), path)
-    except UnicodeDecodeError:
-        return fail("manifest.invalid", f"{path} is not UTF-8", "write it as UTF-8 text")
-    except UserError as error:
-        return fail("manifest.invalid", error.what, error.how)
-    if manifest.model.name != model:
-        return fail("manifest.model", f"{path} is for model {manifest.model.name!r}", f"name the model {model!r}")
-    count = len(manifest.ops)
-    return manifest, StageResult(stage="manifest", status=StageStatus.PASS, summary=f"{count} op{'s' * (count != 1)}")
 
 
 def _uncovered(manifest: Any, files: Files, confinement: Confinement) -> Iterator[Reason]:

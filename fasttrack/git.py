@@ -37,6 +37,9 @@ _PINNED = (
 _DIFF = ("diff-tree", "-r", "-z", "--raw", "--no-renames", "--full-index", "--no-ext-diff", "--no-textconv",
          "--no-relative", "--ignore-submodules=none", "--no-commit-id", "-O/dev/null")  # fmt: skip
 
+_REACH = "look at the remote's name or address, at the network, and at what you may read and push there"
+_REMEDIES = {"ls-remote": _REACH, "fetch": _REACH, "push": _REACH}
+
 
 class Entry(NamedTuple):
     """One entry of a tree. `mode` is six octal digits, `kind` blob, tree or commit."""
@@ -121,8 +124,15 @@ def _git(args: Sequence[str], *, env: dict[str, str], cwd: Path | None = None, s
     if done.returncode not in ok:
         lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
         said = [line for line in lines if not line.startswith(("hint:", "warning:"))] or lines or ["no message"]
-        raise UserError(f"git {args[0]} failed: {said[0]}", "run `git fsck` if the repository may be damaged")
+        raise UserError(f"git {args[0]} failed: {said[0]}", _REMEDIES.get(args[0], "run `git fsck` if the repository may be damaged"))
     return done
+
+
+def _address(remote: str) -> str:
+    """A remote's name or address. UserError for what git would read as an option: some of those run commands."""
+    if remote.startswith("-") or not remote:
+        raise UserError(f"{remote!r} is no remote", "name a remote of this repository, or an address")
+    return remote
 
 
 def _quoted(path: Path) -> str:
@@ -342,19 +352,23 @@ class Repository:
         )
         return Commit(self.resolve("HEAD"), f"{name} <{email}>", person is None)
 
+    def has_branch(self, branch: str) -> bool:
+        """Whether there is a local branch of that name."""
+        return not self._read("show-ref", "--verify", "--quiet", f"refs/heads/{branch}", ok=(0, 1, 128)).returncode
+
     def delete_branch(self, branch: str) -> None:
         """Deletes a local branch of our own making."""
         self._write("update-ref", "-d", f"refs/heads/{branch}")
 
     def remote_branches(self, remote: str, *branches: str) -> dict[str, str]:
         """Branch -> commit at `remote`, of those of `branches` that are there. UserError where it cannot be reached."""
-        out = self._write("ls-remote", "--quiet", remote, *(f"refs/heads/{branch}" for branch in branches)).stdout
+        out = self._write("ls-remote", "--quiet", _address(remote), *(f"refs/heads/{branch}" for branch in branches)).stdout
         rows = (line.split("\t", 1) for line in out.decode("utf-8", "replace").splitlines() if "\t" in line)
         return {name.removeprefix("refs/heads/"): oid for oid, name in rows}
 
     def fetch(self, remote: str, branch: str) -> None:
         """Fetches the objects of a branch; no ref, FETCH_HEAD or configuration of this repository changes."""
-        self._write("fetch", "--quiet", "--no-tags", "--no-write-fetch-head", "--no-recurse-submodules", remote,
+        self._write("fetch", "--quiet", "--no-tags", "--no-write-fetch-head", "--no-recurse-submodules", _address(remote),
                     f"refs/heads/{branch}")  # fmt: skip
 
     def is_ancestor(self, old: str, new: str) -> bool:
@@ -367,11 +381,12 @@ class Repository:
         Never by force, but for `replaces`: then only while the remote's branch is that very commit ("" for none).
         """
         lease = [f"--force-with-lease=refs/heads/{branch}:{replaces}"] if replaces is not None else []
-        self._write("push", "--quiet", *lease, remote, f"{commit or f'refs/heads/{branch}'}:refs/heads/{branch}")
+        self._write("push", "--quiet", *lease, _address(remote), f"{commit or f'refs/heads/{branch}'}:refs/heads/{branch}")
 
     def take_back(self, remote: str, branch: str, commit: str) -> None:
         """Deletes a branch at `remote` that is still at `commit`, as it was pushed."""
-        self._write("push", "--quiet", f"--force-with-lease=refs/heads/{branch}:{commit}", remote, f":refs/heads/{branch}")
+        self._write("push", "--quiet", f"--force-with-lease=refs/heads/{branch}:{commit}", _address(remote),
+                    f":refs/heads/{branch}")  # fmt: skip
 
     def _write(self, *args: str, stdin: bytes = b"", ok: tuple[int, ...] = (0,), **env: str):
         return _git(args, env=_environment(**env), cwd=self.work_tree or self.git_dir, stdin=stdin, ok=ok)

@@ -216,23 +216,7 @@ class ModelDirectory:
 
     def check_contract(self, contract: "ModelContract") -> None:
         """Raises UserError where the manifest names an op, or claims an envelope, that the contract does not have."""
-        how = "the manifest may claim less than the contract examines, never more"
-        for op in self.manifest.ops:
-            contract.op(op)
-        for claim in self.manifest.envelope:
-            where = f"{self._manifest}: envelope {claim.hardware} tp={claim.tp}"
-            limit = contract.envelope.get(claim.hardware)
-            if limit is None:
-                raise UserError(f"{where}: the contract has no such hardware", f"it has {', '.join(contract.envelope)}")
-            if claim.tp not in limit.tp:
-                raise UserError(f"{where}: the contract has tp {list(limit.tp)}", how)
-            if claim.rows[0] < limit.min_rows or claim.rows[1] > limit.max_rows:
-                raise UserError(f"{where}: the contract has rows {[limit.min_rows, limit.max_rows]}", how)
-            if claim.verify_width > max(limit.verify_width):
-                raise UserError(f"{where}: the contract has verify_width {list(limit.verify_width)}", how)
-            beyond = set(claim.dtypes) - {limit.weights, limit.conv_state, limit.recurrent_state}
-            if beyond:
-                raise UserError(f"{where}: the contract does not examine dtype {sorted(beyond)[0]}", how)
+        check_claims(self.manifest, contract, str(self._manifest))
 
     def buckets(self, contract: "OpContract") -> tuple[Bucket, ...]:
         """Every place of the dispatch table with its declared workload.
@@ -267,6 +251,27 @@ class ModelDirectory:
             return path.read_text("utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"cannot read {path}: {error}", f"{self._manifest} names it; add or correct it") from error
+
+
+def check_claims(manifest: Manifest, contract: "ModelContract", path: str) -> None:
+    """UserError naming `path` where the manifest has an op, or claims an envelope, that the contract does not have."""
+    how = "the manifest may claim less than the contract examines, never more"
+    for op in manifest.ops:
+        contract.op(op)
+    for claim in manifest.envelope:
+        where = f"{path}: envelope {claim.hardware} tp={claim.tp}"
+        limit = contract.envelope.get(claim.hardware)
+        if limit is None:
+            raise UserError(f"{where}: the contract has no such hardware", f"it has {', '.join(contract.envelope)}")
+        if claim.tp not in limit.tp:
+            raise UserError(f"{where}: the contract has tp {list(limit.tp)}", how)
+        if claim.rows[0] < limit.min_rows or claim.rows[1] > limit.max_rows:
+            raise UserError(f"{where}: the contract has rows {[limit.min_rows, limit.max_rows]}", how)
+        if claim.verify_width > max(limit.verify_width):
+            raise UserError(f"{where}: the contract has verify_width {list(limit.verify_width)}", how)
+        beyond = set(claim.dtypes) - {limit.weights, limit.conv_state, limit.recurrent_state}
+        if beyond:
+            raise UserError(f"{where}: the contract does not examine dtype {sorted(beyond)[0]}", how)
 
 
 def parse_manifest(text: str, path: Path) -> Manifest:

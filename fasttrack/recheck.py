@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from fasttrack_validation.errors import UserError
 from fasttrack_validation.judge.verdict import Status
 
-from . import dispatch
+from . import dispatch, model_dir
+from .confinement.names import MANIFEST
 from .stages import Reason, StageResult, StageStatus
 
 if TYPE_CHECKING:
@@ -92,6 +93,11 @@ def stages(
     done = 0
     try:
         contract = how.contract(manifest.model.contract)
+        try:
+            model_dir.check_claims(manifest, contract, f"{directory}/{MANIFEST}")
+        except UserError as error:
+            message = f"{error.what} ({error.how})"
+            told["recheck"].append(Reason(id="recheck.claims", message=message, remedy=error.how, path=f"{directory}/{MANIFEST}"))
         tasks = []
         for op in touched:
             if not how.same_policy(manifest.model.contract, op, policy):

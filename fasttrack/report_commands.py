@@ -14,7 +14,7 @@ from .model_dir import ModelDirectory
 from .report import fresh, record
 from .report.page import report_data
 from .report.render import render
-from .storage import write_file
+from .storage import write_inside
 
 
 LAYERS = "layers and steps on"
@@ -42,12 +42,19 @@ def report(model: str, *, write: bool, base: str | None, check: bool, as_json: b
 
 
 def contents(path: Path) -> dict[str, bytes]:
-    """The files of a model directory by path relative to it; what Python compiled there is left out."""
-    return {
-        one.relative_to(path).as_posix(): one.read_bytes()
-        for one in sorted(path.rglob("*"))
-        if one.is_file() and "__pycache__" not in one.parts
-    }
+    """The files of a model directory by path relative to it; what Python compiled there is left out.
+
+    So are symbolic links, as in a commit's files: what they lead to is not of the directory. UserError for a file that
+    cannot be read.
+    """
+    found = {}
+    for one in sorted(path.rglob("*")):
+        if "__pycache__" not in one.parts and one.is_file() and not one.is_symlink():
+            try:
+                found[one.relative_to(path).as_posix()] = one.read_bytes()
+            except OSError as error:
+                raise UserError(f"cannot read {one}: {error.strerror}", "fix its permissions") from error
+    return found
 
 
 def _write(directory: ModelDirectory, files: Mapping[str, bytes], base: str | None) -> list[Path]:
@@ -60,9 +67,8 @@ def _write(directory: ModelDirectory, files: Mapping[str, bytes], base: str | No
     markdown, page = render(report_data(files, directory.manifest, told))
     written = []
     for name, text in ((record.DESIGN, told.text()), (record.MARKDOWN, markdown), (record.PAGE, page)):
-        write_file(directory.path / name, text.encode())
-        (directory.path / name).chmod(0o644)
-        written.append(directory.path / name)
+        written.append(write_inside(directory.path, name, text.encode()))
+        written[-1].chmod(0o644)
     return written
 
 

@@ -2,7 +2,11 @@
 
 from enum import StrEnum
 
+from pydantic import field_validator
+
 from fasttrack_validation.records import Frozen
+
+from .git import display
 
 
 class StageStatus(StrEnum):
@@ -24,6 +28,17 @@ class Reason(Frozen):
     path: str | None = None
     line: int | None = None
     op: str | None = None
+
+    @field_validator("path")
+    @classmethod
+    def _printable_path(cls, value: str | None) -> str | None:
+        """A head chooses its names: whoever prints a reason prints no control character and no broken UTF-8."""
+        return None if value is None else display(value)
+
+    @field_validator("message", "remedy")
+    @classmethod
+    def _encodable(cls, value: str) -> str:
+        return value.encode("utf-8", "backslashreplace").decode()
 
 
 class StageResult(Frozen):

@@ -4,7 +4,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from fasttrack_validation.errors import UserError
 from fasttrack_validation.records import sha256
@@ -54,7 +54,8 @@ def writing(path: Path) -> Iterator[None]:
     except OSError as error:
         raise UserError(
             f"cannot write {path}: {error.strerror or error}",
-            "free space or fix the permissions, then go on with `fasttrack propose --resume`; nothing finished is lost",
+            "free space or fix the permissions, then run the command again (a run of the lane: `fasttrack propose --resume`); "
+            "nothing finished is lost",
         ) from error
 
 
@@ -73,6 +74,21 @@ def write_file(path: Path, data: bytes) -> None:
             temporary.unlink(missing_ok=True)
             raise
         sync_directory(path.parent)
+
+
+def write_inside(root: Path, name: str, data: bytes) -> Path:
+    """`write_file` at `root`/`name`. UserError where `name`, or a symbolic link on its way, leads out of `root`."""
+    parts = PurePosixPath(name).parts
+    if not parts or name.startswith("/") or ".." in parts:
+        raise UserError(f"{name!r} is no path inside {root}", "name a plain relative path")
+    path = root
+    for part in parts:
+        path = path / part
+        if path.is_symlink():
+            raise UserError(f"{path} is a symbolic link: what is written there would land elsewhere",
+                            "put a real file or directory in its place")  # fmt: skip
+    write_file(path, data)
+    return path
 
 
 def sync_directory(path: Path) -> None:

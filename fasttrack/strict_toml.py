@@ -23,6 +23,8 @@ def parse(text: str, record: type[Record], path: Path) -> Record:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"{path}: not valid TOML: {error}", "correct the file at that place") from error
+    except (RecursionError, ValueError) as error:  # nested too deeply; a number of thousands of digits
+        raise UserError(f"{path}: cannot be parsed: {error}", "correct the file") from error
     try:
         return record.model_validate(data)
     except ValidationError as error:

@@ -100,6 +100,9 @@ class GitHub:
         """UserError unless the repository is there, has the branch `base`, and with `push` takes pushes from this token."""
         with self._told(f"read {self.repository}", absent="it is not there, or the token may not see it"):
             repository = self._repository()
+            if (name := str(repository.raw_data.get("full_name"))).casefold() != self.repository.casefold():
+                raise UserError(f"{self._host} answers for {name!r} where {self.repository} was asked for",
+                                "if it was renamed, name it so: --repository")  # fmt: skip
             if repository.archived:
                 raise UserError(f"{self.repository} is archived: it takes no changes", "name another --repository")
             # What the token may do. Some tokens are not told; then the push says it.
@@ -114,7 +117,7 @@ class GitHub:
         """The open pull request from `owner`'s `branch` into `base`; None where there is none."""
         with self._told("list pull requests"):
             found = list(self._repository().get_pulls(state="open", head=f"{owner}:{branch}", base=base))
-        return _pull(found[0]) if found else None
+            return _pull(found[0]) if found else None
 
     def duplicates(self, words: Sequence[str], but: int | None = None) -> tuple[Found, ...]:
         """Open pull requests that hold all `words` in title or body, `but` left out; ten at most."""
@@ -122,7 +125,7 @@ class GitHub:
         with self._told("search for duplicates"):
             results = self._client.search_issues(query)
             found = [one for _, one in zip(range(11), results, strict=False) if one.number != but]
-        return tuple(Found(number=one.number, url=one.html_url, title=one.title) for one in found[:10])
+            return tuple(Found(number=one.number, url=one.html_url, title=one.title) for one in found[:10])
 
     def create(self, *, head: str, base: str, title: str, body: str, labels: Sequence[str] = ()) -> Pull:
         """Opens a draft. `head`: owner:branch. Where one was opened meanwhile, that one is returned."""
@@ -135,15 +138,16 @@ class GitHub:
                 if error.status != 422 or "already exists" not in str(error.data):
                     raise
                 (made, *_) = repository.get_pulls(state="open", head=head, base=base)
+            told = _pull(made)
             self._label(made, labels)
-        return _pull(made)
+        return told
 
     def update(self, number: int, *, title: str, body: str) -> Pull:
         """New title and body."""
         with self._told(f"update pull request {number}"):
             held = self._repository().get_pull(number)
             held.edit(title=title, body=body)
-        return _pull(held)
+            return _pull(held)
 
     def ready(self, number: int) -> None:
         """Takes a pull request out of draft."""
@@ -188,6 +192,14 @@ class GitHub:
         except (requests.RequestException, OSError) as error:
             raise UserError(f"cannot {what}: {self._host} cannot be reached ({type(error).__name__})",
                             "look at the network and the address; the same command goes on from here") from None  # fmt: skip
+        except UserError:
+            raise
+        except Exception as error:
+            # PyGithub believes what a server says: an answer of another form, or a redirection or address that leads to
+            # another host (where the token may not go), ends in whatever exception comes first.
+            said = self.scrub(" ".join(str(error).split())[:200])
+            raise UserError(f"cannot {what}: what {self._host} answered is no answer of a forge ({type(error).__name__}: {said})",
+                            f"look at the address of the forge's REST interface: --api or {API}") from error  # fmt: skip
 
     def _means(self, what: str, error: Any, absent: str) -> tuple[str, str]:
         said = self.scrub(" ".join(_words(error.data))[:300])
@@ -209,7 +221,7 @@ def _words(data: object) -> Iterator[str]:
         for key in ("message", "field", "code"):
             if isinstance(data.get(key), str):
                 yield data[key]
-        for one in data.get("errors") or ():
+        for one in data["errors"] if isinstance(data.get("errors"), list) else ():
             yield from _words(one)
 
 

@@ -1,5 +1,6 @@
 """Opening a draft, updating it, and taking it out of draft: all that can be refused is asked before anything is pushed."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
@@ -8,7 +9,7 @@ from fasttrack_validation.errors import UserError
 from fasttrack_validation.records import Frozen
 
 from ..gate import run_gate
-from ..git import Repository
+from ..git import Repository, display
 from ..targets.profile import Profile
 from .github import Found, GitHub, Pull
 from .proposal import MARK, Gate, Proposal, owner_paragraph, prepare
@@ -131,10 +132,23 @@ def _check_push(repository: Repository, commit: str, there: str | None, branch: 
 
 
 def _check_secrets(repository: Repository, forge: GitHub, proposal: Proposal) -> None:
-    """UserError where a file that would be pushed holds a secret of this environment."""
-    changes = [one for one in repository.diff(proposal.base_commit, proposal.commit) if one.new_mode.startswith("100")]
-    held = repository.blobs(one.new for one in changes) if changes else {}
-    for change in changes:
-        text = held[change.new].decode("utf-8", "replace")
+    """UserError where anything that would be pushed holds a secret of this environment.
+
+    Every commit is, with its message and its names: what a later one took out again goes to the forge too.
+    """
+    def check(what: str, data: bytes) -> None:
+        text = data.decode("utf-8", "replace")
         if forge.scrub(text) != text:
-            raise UserError(f"{change.path} holds a secret of this environment", "take it out of the branch's history first")
+            raise UserError(f"{what} holds a secret of this environment", "take it out of the branch's history first")
+
+    commits = repository.commits(proposal.base_commit, proposal.commit)
+    held: dict[str, str] = {}
+    for commit, parents in commits:
+        for change in repository.introduced(commit, parents):
+            check(f"a name in commit {commit[:12]}", os.fsencode(change.path))
+            if change.new_mode[:3] in ("100", "120"):
+                held.setdefault(change.new, f"{display(change.path)} of commit {commit[:12]}")
+    for oid, data in repository.blobs([commit for commit, _ in commits]).items() if commits else ():
+        check(f"the message of commit {oid[:12]}", data)
+    for oid, data in repository.blobs(held).items() if held else ():
+        check(held[oid], data)

@@ -1,25 +1,33 @@
 """What a sealed file holds, checked against the sources here, and filed as evidence of the model directory."""
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
 from pydantic import ValidationError
 
+from fasttrack_validation import digests
 from fasttrack_validation.errors import UserError
 from fasttrack_validation.load import claim as claiming
+from fasttrack_validation.load.figures import misfit
 from fasttrack_validation.load.records import Failed, Measured, Record
-from fasttrack_validation.performance.serving_grid import serving_grid
+from fasttrack_validation.performance.serving_grid import ServingGrid, serving_grid
 from fasttrack_validation.records import Frozen
 
-from .. import model_dir, signatures, storage
+from .. import model_dir, signatures, storage, strict_json
+from ..confinement.names import check_name, tool_configuration
+from ..git import display
 from ..server_grid import FOLDER, ServerGrid
+from . import plan
+from .plan import Kit
 from .sealing import MARK, SEAL, Sealed
 
 MAX_BYTES = 4 << 20
 """Of one file of evidence in a repository, as confinement has it"""
 _SUFFIXES = (".json", ".jsonl", ".csv", ".md", ".txt", ".jsonl.gz", ".json.gz")
 _ROOMS = ("numerics", "accuracy")
+_PARTS = ("pairs", "end_to_end")
 
 
 class Filed(Frozen):
@@ -50,11 +58,16 @@ def check(sealed: Sealed, signer: Path | None) -> Filed:
     here = ServerGrid(directory, published, published.hardware).subject
     if kit.subject != here:
         faults.append(f"it is about other sources of {kit.model} than these: check out {kit.commit[:12]} and import there")
+    elif kit.validation != digests.package_digest():
+        faults.append(f"it was measured by another harness than this one: check out {kit.commit[:12]} and import there")
+    if not kit.rehearsal:
+        _kit(kit, published, faults)
     _grid(kit, records, faults)
     _machine(sealed, faults)
     _claims(sealed, records, faults)
+    codes = _codes(sealed.files)
     for step in kit.steps:
-        code = _codes(sealed.files).get(step.id)
+        code = codes.get(step.id)
         if code != 0:
             notes.append(f"step {step.id}: {'not run' if code is None else f'exit code {code}'}")
     grid = {
@@ -62,18 +75,21 @@ def check(sealed: Sealed, signer: Path | None) -> Filed:
     }
     place = f"evidence/kits/{kit.hardware}-{_short(kit.commit)}"
     files = {**grid, f"{place}/kit.json": "kit.json", f"{place}/machine.json": "results/machine.json"}
-    for name in sealed.files:
+    for name in (*sealed.files, *sealed.long):
         room = name.split("/")[1] if name.startswith("results/") and name.count("/") > 1 else ""
         if room in _ROOMS:
             inside = PurePosixPath(name).relative_to("results").as_posix()
             files[f"{place}/{inside}"] = name
     for target, name in list(files.items()):
         data = sealed.files.get(name)
-        if data is None:
+        if data is None and name not in sealed.long:
             faults.append(f"{name} is missing")
-        elif not name.endswith(_SUFFIXES) or len(data) > MAX_BYTES:
+        elif data is None or not name.endswith(_SUFFIXES) or len(data) > MAX_BYTES:
             del files[target]
             notes.append(f"{name} is not filed: of a kind or a size that evidence in a repository may not have")
+        elif bad := next(check_name(target), None) or tool_configuration(target):
+            del files[target]
+            notes.append(f"{display(name)} is not filed: {bad if isinstance(bad, str) else bad[1]}")
     return Filed(
         model=kit.model, hardware=kit.hardware, rehearsal=kit.rehearsal, signer=who,
         measured=tuple(key for key, one in records.items() if isinstance(one.outcome, Measured)),
@@ -82,10 +98,11 @@ def check(sealed: Sealed, signer: Path | None) -> Filed:
     )  # fmt: skip
 
 
-def file(sealed: Sealed, found: Filed) -> list[Path]:
+def file(sealed: Sealed, found: Filed, *, replace: bool = False) -> list[Path]:
     """Writes what `check` found in order, each file in full or not at all. Returns the paths.
 
-    Raises UserError for a rehearsal, or where there are faults.
+    Raises UserError for a rehearsal, where there are faults, or where other evidence lies in a file's place (with
+    `replace` it gives way); then nothing was written.
     """
     if found.rehearsal or found.faults:
         raise UserError("this is not to be filed", "; ".join(found.faults) or "a rehearsal is evidence of nothing")
@@ -95,9 +112,23 @@ def file(sealed: Sealed, found: Filed) -> list[Path]:
     contents[f"{place}/{SEAL}"] = sealed.seal
     if sealed.signature is not None:
         contents[f"{place}/{MARK}"] = sealed.signature
-    for target, data in contents.items():
-        storage.write_file(root / target, data)
-    return [root / target for target in contents]
+    other = [target for target, data in contents.items() if _differs(root / target, data)]
+    if other and not replace:
+        more = f", and {len(other) - 1} more" if len(other) > 1 else ""
+        raise UserError(f"other evidence lies there already: {other[0]}{more}; nothing was filed",
+                        "if what came now is to take its place, add --replace")  # fmt: skip
+    # The seal goes first: cut off at any moment, no record is there that nobody vouches for.
+    order = sorted(contents, key=lambda target: target.rpartition("/")[2] not in (SEAL, MARK))
+    return [storage.write_inside(root, target, contents[target]) for target in order]
+
+
+def _differs(path: Path, data: bytes) -> bool:
+    try:
+        return path.read_bytes() != data
+    except FileNotFoundError:
+        return False
+    except OSError:  # whatever is in the place of a file is something else than what is to be filed
+        return True
 
 
 def _signer(sealed: Sealed, key: Path | None, faults: list[str], notes: list[str]) -> str | None:
@@ -110,8 +141,9 @@ def _signer(sealed: Sealed, key: Path | None, faults: list[str], notes: list[str
         return None
     try:
         text = key.read_text("utf-8").strip()
-    except OSError as error:
-        raise UserError(f"{key}: {error.strerror}", "name the sender's public key") from error
+    except (OSError, UnicodeDecodeError) as error:
+        said = getattr(error, "strerror", None) or "it is no text"
+        raise UserError(f"{key}: {said}", "name the sender's public key") from error
     allowed = f'sender namespaces="{signatures.NAMESPACE}" {text}\n'.encode()
     answer = signatures.verify(sealed.seal, sealed.signature, allowed)
     if isinstance(answer, signatures.Signed):
@@ -126,14 +158,29 @@ def _records(files: Mapping[str, bytes], faults: list[str]) -> dict[str, Record]
         if not (name.startswith("results/grid/") and name.endswith(".json")):
             continue
         try:
-            record = Record.model_validate_json(data)
+            record = Record.model_validate(strict_json.loads(data))
         except ValidationError as error:
-            faults.append(f"{name}: {error.errors()[0]['msg']}")
+            faults.append(f"{name}: {'.'.join(map(str, error.errors()[0]['loc']))}: {error.errors()[0]['msg']}")
+            continue
+        except ValueError as error:
+            faults.append(f"{name}: {error}")
             continue
         if name != f"results/grid/{record.cell.key}.json":
             faults.append(f"{name} is about {record.cell.key}")
         found[record.cell.key] = record
     return found
+
+
+def _kit(kit: Kit, published: ServingGrid, faults: list[str]) -> None:
+    """What the kit says of itself was in its owner's hands: what decides is taken from here."""
+    if kit.hardware != published.hardware:
+        faults.append(f"the kit is for {kit.hardware}, the grid of {kit.model} is about {published.hardware}")
+    known, _ = plan.pairs(published, 1 << 30)
+    if other := [pair.name for pair in kit.pairs if pair not in known]:
+        faults.append(f"the kit names {other[0]}, which is no pair of servers of the grid of {kit.model}")
+    cells = {step.id for step in kit.steps if step.id.startswith("grid-")}
+    if other := cells - {f"grid-{pair.name}" for pair in known}:
+        faults.append(f"the kit has a step {sorted(other)[0]}, which no kit of {kit.model} has")
 
 
 def _grid(kit, records: Mapping[str, Record], faults: list[str]) -> None:
@@ -146,20 +193,36 @@ def _grid(kit, records: Mapping[str, Record], faults: list[str]) -> None:
         if (record.cell.tp, record.cell.speculation) not in asked:
             faults.append(f"{key} is no cell of this kit")
         if isinstance(record.outcome, Measured):
+            faults.extend(_edited(key, record, record.outcome))
             commit = record.outcome.specialised.conditions.get("identity", {}).get("commit")
             if commit != kit.commit:
                 faults.append(f"{key} was measured with commit {commit}, the kit is of {kit.commit[:12]}")
 
 
+def _edited(key: str, record: Record, outcome: Measured) -> Iterator[str]:
+    """Figures of a record that its own requests do not give."""
+    for side in (outcome.stock, outcome.specialised):
+        for number, one in enumerate(side.rounds):
+            try:
+                wrong = misfit(one, decode_only=record.asking.decode_only)
+            except ZeroDivisionError:
+                wrong = "it took no time"
+            if wrong:
+                yield f"{key}: {side.arm}, round {number}: {wrong}"
+                break
+
+
 def _machine(sealed: Sealed, faults: list[str]) -> None:
     try:
-        facts = json.loads(sealed.files["results/machine.json"])["facts"]
-    except (KeyError, ValueError, TypeError):
+        gpu = str(strict_json.loads(sealed.files["results/machine.json"])["facts"].get("gpu"))
+    except (KeyError, ValueError, TypeError, AttributeError):
         faults.append("results/machine.json is missing, or no record of a machine")
         return
-    wanted = sealed.kit.requirement.gpu
-    if wanted is not None and wanted not in str(facts.get("gpu")):
-        faults.append(f"it was taken on {facts.get('gpu')}, the kit is for {wanted}")
+    if sealed.kit.rehearsal:
+        return
+    wanted = plan.gpu_name(serving_grid(model_dir.load(sealed.kit.model).manifest.model.contract).hardware)
+    if wanted not in gpu:
+        faults.append(f"it was taken on {gpu[:80]}, the kit is for {wanted}")
 
 
 def _claims(sealed: Sealed, records: Mapping[str, Record], faults: list[str]) -> None:
@@ -171,19 +234,17 @@ def _claims(sealed: Sealed, records: Mapping[str, Record], faults: list[str]) ->
     title, name = f"Specialised decode of {kit.model} on {kit.hardware}", f"{kit.model}-{kit.hardware}-server"
     try:
         made = claiming.claims(name.replace("_", "-"), title, measured)
-        given = {one["id"]: one for one in json.loads(sent)}
-    except (UserError, ValueError, TypeError, KeyError) as error:
+        given = {one["id"]: {part: _by_cell(one.get(part, ())) for part in _PARTS} for one in strict_json.loads(sent)}
+    except (UserError, ValueError, TypeError, KeyError, AttributeError) as error:
         faults.append(f"results/claims.json cannot be held against the records: {error}")
         return
     for one in made:
         mine = json.loads(one.model_dump_json(exclude_none=True))
-        its = given.get(one.id)
-        order = ("pairs", "end_to_end")
-        if its is None or any(_by_cell(mine.get(part, ())) != _by_cell(its.get(part, ())) for part in order):
+        if given.get(one.id) != {part: _by_cell(mine.get(part, ())) for part in _PARTS}:
             faults.append(f"claim {one.id} is not what the records give")
 
 
-def _by_cell(pairs) -> dict[str, object]:
+def _by_cell(pairs: Iterable[Mapping[str, object]]) -> dict[str, object]:
     return {pair["cell"]: pair for pair in pairs}
 
 
@@ -192,7 +253,7 @@ def _codes(files: Mapping[str, bytes]) -> dict[str, int]:
     found = {}
     for line in files.get("results/steps.csv", b"").decode("utf-8", "replace").splitlines():
         parts = line.split(",")
-        if len(parts) == 3 and parts[1].isdigit():
+        if len(parts) == 3 and re.fullmatch("[0-9]{1,3}", parts[1]):
             found[parts[0]] = int(parts[1])
     return found
 

@@ -1,10 +1,11 @@
 """What a kit does, step by step, and how long that takes: data, from which its files are written."""
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
+from fasttrack_validation.performance.hardware import profile
 from fasttrack_validation.performance.serving_grid import Drafting, Load, ServingCell, ServingGrid
 from fasttrack_validation.records import Frozen
 
@@ -70,11 +71,11 @@ class Requirement(Frozen):
 class Kit(Frozen):
     """kit.json."""
 
-    format: str = FORMAT
+    format: Literal["fasttrack.kit/1"] = FORMAT
     model: str
     hardware: str
     rehearsal: bool
-    commit: str = Field(description="of the sources in the kit, as git names it")
+    commit: str = Field(min_length=1, description="of the sources in the kit, as git names it")
     subject: str = Field(description="digest of the model directory's decode path, kernels and dispatch tables")
     validation: str = Field(description="digest of judge, contracts, thresholds, exams and harness")
     requirement: Requirement
@@ -87,6 +88,11 @@ class Kit(Frozen):
     def hours(self) -> float:
         """Of all steps."""
         return sum(step.hours for step in self.steps)
+
+
+def gpu_name(hardware: str) -> str:
+    """What the name of such a GPU has in it, as nvidia-smi prints it."""
+    return profile(hardware).cuda_name.split()[-1]
 
 
 def pairs(grid: ServingGrid, gpus: int) -> tuple[tuple[Pair, ...], dict[str, str]]:

@@ -1,9 +1,11 @@
 """One file with everything that a kit gave: digests of all that is inside, and a signature over them."""
 
 import gzip
+import hashlib
 import io
 import json
 import tarfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Annotated
@@ -13,13 +15,16 @@ from pydantic import Field, ValidationError
 from fasttrack_validation.errors import UserError
 from fasttrack_validation.records import Frozen, sha256
 
-from .. import signatures, storage
+from .. import signatures, storage, strict_json
 from .plan import Kit
 
 SEAL, MARK = "seal.json", "seal.json.sig"
 MAX_FILES, MAX_BYTES = 20_000, 8 << 30
+KEPT, MAX_KEPT = 32 << 20, 512 << 20
+"""Bytes of one file, and of all, that are held in memory when a sealed file is read. Longer ones are digested alone"""
 _TAKEN = ("kit.json", "serve.sh", "constraints.txt", "results", "servers", "plans")
 _LEFT = ("results/done",)
+_PADDING = 1 << 20
 
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
@@ -49,6 +54,9 @@ class Sealed(Frozen):
     signature: bytes | None
     kit: Kit
     files: dict[str, bytes]
+    """Contents of what has at most KEPT bytes"""
+    long: tuple[str, ...]
+    """The others: their digests are those of the seal"""
 
 
 def seal(folder: Path, out: Path, key: Path | None) -> Seal:
@@ -75,37 +83,46 @@ def open_sealed(path: Path) -> Sealed:
     Raises UserError for what is no plain file inside, leaves the archive, is too large, is not in the seal, is missing,
     or is not what the seal says.
     """
+    digests, contents = {}, {}
     try:
-        contents = dict(_members(path))
-    except (OSError, EOFError, tarfile.TarError, gzip.BadGzipFile) as error:
+        for name, digest, data in _members(path):
+            digests[name] = digest
+            if data is not None:
+                contents[name] = data
+    except (OSError, EOFError, tarfile.TarError, gzip.BadGzipFile, zlib.error, ValueError, OverflowError) as error:
         raise UserError(f"{path} cannot be read: {error}", "give what `fasttrack evidence seal` wrote") from error
-    text = contents.pop(SEAL, None)
-    mark = contents.pop(MARK, None)
+    text, mark = contents.pop(SEAL, None), contents.pop(MARK, None)
+    for name in (SEAL, MARK):
+        digests.pop(name, None)
     if text is None:
         raise UserError(f"{path} has no {SEAL}", "give what `fasttrack evidence seal` wrote")
     try:
         found = Seal.model_validate_json(text)
     except ValidationError as error:
         raise UserError(f"{path}: {SEAL}: {error.errors()[0]['msg']}", "seal it again, with this version") from error
-    for name in sorted({*contents, *found.files}):
+    for name in sorted({*digests, *found.files}):
         if name not in found.files:
             raise UserError(f"{path}: {name} is not in its seal", "it was added afterwards: ask for the file again")
-        if name not in contents:
+        if name not in digests:
             raise UserError(f"{path}: {name} is in its seal and not inside", "it was taken out: ask for the file again")
-        if sha256(contents[name]) != found.files[name].sha256:
+        if digests[name] != found.files[name].sha256:
             raise UserError(f"{path}: {name} is not what its seal says", "it was changed: ask for the file again")
     kit = kit_of(contents.get("kit.json", b""), str(path))
-    return Sealed(seal=text, signature=mark, kit=kit, files=contents)
+    return Sealed(seal=text, signature=mark, kit=kit, files=contents,
+                  long=tuple(sorted(set(digests) - set(contents))))  # fmt: skip
 
 
 def kit_of(data: bytes, where: str) -> Kit:
     """kit.json. Raises UserError for anything else."""
+    if not data:
+        raise UserError(f"{where} is no kit: it has no kit.json", "name a directory that `fasttrack kit` wrote")
     try:
-        return Kit.model_validate_json(data)
+        return Kit.model_validate(strict_json.loads(data))
     except ValidationError as error:
-        raise UserError(
-            f"{where} has no kit.json that can be read: {error.errors()[0]['msg']}", "name a kit's directory"
-        ) from error
+        said = f"{'.'.join(map(str, error.errors()[0]['loc']))}: {error.errors()[0]['msg']}"
+    except ValueError as error:
+        said = str(error)
+    raise UserError(f"{where} has no kit.json that can be read: {said}", "name a kit's directory")
 
 
 def _files(folder: Path) -> Iterator[tuple[str, Path]]:
@@ -130,9 +147,11 @@ def _archive(contents: dict[str, bytes]) -> bytes:
     return gzip.compress(plain.getvalue(), mtime=0)
 
 
-def _members(path: Path) -> Iterator[tuple[str, bytes]]:
-    total, seen = 0, set()
-    with tarfile.open(path, mode="r:gz") as archive:
+def _members(path: Path) -> Iterator[tuple[str, str, bytes | None]]:
+    """(name, SHA-256, contents; None of long files) of what is inside, read piece by piece: a small file may unpack to
+    much."""
+    total, held, seen = 0, 0, set()
+    with gzip.open(path) as unpacked, tarfile.open(fileobj=unpacked, mode="r:") as archive:
         for entry in archive:
             pure = PurePosixPath(entry.name)
             plain = entry.isreg() and not pure.is_absolute() and ".." not in pure.parts and pure.as_posix() == entry.name
@@ -145,4 +164,15 @@ def _members(path: Path) -> Iterator[tuple[str, bytes]]:
                     "ask for the file again, without raw results",
                 )
             seen.add(entry.name)
-            yield entry.name, archive.extractfile(entry).read()
+            source, digest, pieces = archive.extractfile(entry), hashlib.sha256(), []
+            held += entry.size if entry.size <= KEPT else 0
+            if held > MAX_KEPT:
+                raise UserError(f"{path}: its records take more than {MAX_KEPT >> 20} MB", "ask for the file again, without raw results")
+            while piece := source.read(1 << 20):
+                digest.update(piece)
+                if entry.size <= KEPT:
+                    pieces.append(piece)
+            yield entry.name, digest.hexdigest(), b"".join(pieces) if entry.size <= KEPT else None
+        # To the end, where the checksum over all of it is: a tar file's last blocks say nothing of what is cut off.
+        if len(unpacked.read(_PADDING)) == _PADDING:
+            raise UserError(f"{path}: more follows behind its last file", "do not import it: ask who sent it")

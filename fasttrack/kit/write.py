@@ -78,7 +78,7 @@ def write(model: str, hardware: str, out: Path, *, gpus: int | None, rehearsal: 
         model=model, hardware=label, rehearsal=rehearsal, commit=commit,
         subject=ServerGrid(directory, grid, label).subject, validation=digests.package_digest(),
         requirement=plan.Requirement(
-            gpu=card and card.cuda_name.split()[-1], gpus=max(pair.gpus for pair in fits) if card else 0,
+            gpu=plan.gpu_name(hardware) if card else None, gpus=max(pair.gpus for pair in fits) if card else 0,
             driver="580" if card else None, disk_gb=3000 if card else 1, memory_gb=500 if card else 2,
             programs=("curl", "tar", "ssh-keygen", *(("vllm",) if card else ())),
         ),

@@ -7,13 +7,17 @@ from fasttrack_validation.coverage import Stage as Planned
 from fasttrack_validation.coverage import coverage, load_plan
 from fasttrack_validation.errors import UserError
 
+from ..decision import RECORD
 from ..evidence import STATEMENTS, Stage
+from ..git import display
+from ..signatures import SUFFIX
 from ..stages import Reason, StageResult, StageStatus
 from .data import NOBODY, Decision, Exam, Provenance
 from .page import report_data
 from .record import DESIGN, MARKDOWN, PAGE, DesignRecord, RecordedOp, read
 from .render import render
 
+_OWN = (DESIGN, MARKDOWN, PAGE, "report/owner.md", RECORD, f"{RECORD}{SUFFIX}")
 _AGAIN = "render it again and commit it: `fasttrack report MODEL --write --base BASE`; nothing on it is edited by hand"
 
 
@@ -62,6 +66,13 @@ def stage(
         return StageResult(stage="report", status=status, summary=summary, reasons=reasons, required=required)
 
     pages = (DESIGN, MARKDOWN, PAGE)
+    more = sorted(name for name in files if name.startswith("report/") and name not in _OWN
+                  and files[name] != (before or {}).get(name))  # fmt: skip
+    if more:
+        how = f"delete it: report/ holds {', '.join(name.removeprefix('report/') for name in _OWN)}, and no page besides"
+        there = [reason("report.other", "no evidence gives this file, and it lies where the report does", display(name), remedy=how)
+                 for name in more]  # fmt: skip
+        return answer(StageStatus.FAIL, f"{len(more)} files in report/ that are not of the report", *there)
     if not any(name in files for name in pages):
         if before and any(name in before for name in pages):
             dropped = reason("report.dropped", "the report of the base is deleted", MARKDOWN)

@@ -14,7 +14,7 @@ def render_text(result: GateResult) -> str:
     lines = [f"gate {result.model}: {result.head[:12]} into {result.base[:12]}, policy from the {result.policy}"]
     for stage in result.stages:
         note = "" if stage.required else " (not required)"
-        lines.append(f"  {stage.status.replace('_', ' '):8} {stage.stage:12} {stage.summary}{note}")
+        lines.append(f"  {stage.status.replace('_', ' '):8} {stage.stage:12} {printable(stage.summary)}{note}")
         for reason in stage.reasons:
             if reason.id != "evidence.untouched":  # the stage's own line counts them; there may be dozens
                 lines += _lines(reason)
@@ -27,7 +27,8 @@ def render_text(result: GateResult) -> str:
 
 def _lines(reason: Reason) -> list[str]:
     place = ":".join(str(part) for part in (reason.path, reason.line) if part)
-    return [f"    {printable(place) + ': ' if place else ''}{printable(reason.message)} [{reason.id}]", f"      {reason.remedy}"]
+    return [f"    {printable(place) + ': ' if place else ''}{printable(reason.message)} [{reason.id}]",
+            f"      {printable(reason.remedy)}"]  # fmt: skip
 
 
 def printable(text: str) -> str:
@@ -52,7 +53,7 @@ def render_annotations(result: GateResult) -> str:
     for level, reason in rows:
         place = {"file": reason.path, "line": reason.line, "title": reason.id}
         properties = ",".join(f"{key}={_escape(str(value), ':,')}" for key, value in place.items() if value)
-        lines.append(f"::{level} {properties}::{_escape(f'{printable(reason.message)}. {reason.remedy}')}")
+        lines.append(f"::{level} {properties}::{_escape(f'{printable(reason.message)}. {printable(reason.remedy)}')}")
     return "".join(f"{line}\n" for line in lines)
 
 

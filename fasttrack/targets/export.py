@@ -16,7 +16,7 @@ from fasttrack_validation.records import Frozen, digest_files
 
 from ..confinement.check import Confinement, Finding, examine
 from ..confinement.contents import Limits
-from ..git import Repository
+from ..git import Repository, display
 from ..stages import Reason, StageResult, StageStatus
 from .profile import Check, Profile
 
@@ -32,7 +32,7 @@ class Exported(Frozen):
     commit: str
     base: str
     files: int
-    digest: str
+    files_digest: str
     """SHA-256 over the files: the same here and there"""
     stages: tuple[StageResult, ...]
 
@@ -61,6 +61,10 @@ def export(
     directory = profile.place(model)
     if len(files) == 0:
         raise UserError("there is nothing to export", "commit the model directory first")
+    _check_names(files)
+    _check_place(repository, start, directory)
+    if repository.has_branch(branch):
+        raise UserError(f"{checkout} has a branch {branch} already", "delete it there, or name another with --branch")
     with tempfile.TemporaryDirectory(prefix="fasttrack-export-") as name:
         place = Path(name) / "tree"
         tree = repository.add_worktree(place, branch, start)
@@ -86,8 +90,30 @@ def export(
                 repository.delete_branch(branch)
     return Exported(
         target=profile.name, directory=directory, branch=branch, commit=made.oid, base=start, files=len(files),
-        digest=digest_files(dict(files)), stages=tuple(stages),
+        files_digest=digest_files(dict(files)), stages=tuple(stages),
     )  # fmt: skip
+
+
+def _check_names(files: Mapping[str, bytes]) -> None:
+    """UserError for a path that would leave the directory: trees that no ordinary git writes may hold one."""
+    for path in files:
+        bad = [part for part in path.split("/") if part in ("", ".", "..") or part.casefold() == ".git"]
+        if bad:
+            raise UserError(f"{display(path)} cannot be exported: {bad[0]!r} is no name of a file", "take it out of the commit first")
+
+
+def _check_place(repository: Repository, start: str, directory: str) -> None:
+    """UserError where the target has anything but directories on the way to `directory`.
+
+    Behind a symbolic link lies what is not the worktree's: files would be deleted and written there.
+    """
+    parts = directory.split("/")
+    way = {"/".join(parts[:end]) for end in range(1, len(parts) + 1)}
+    for path, entry in repository.tree(start):
+        if path in way and entry.kind != "tree":
+            kind = {"120000": "a symbolic link", "160000": "a submodule"}.get(entry.mode, "a file")
+            raise UserError(f"{path} is {kind} in the target at {start[:12]}, and {directory} would lie below it",
+                            "start from a revision where it is a directory: --base REV")  # fmt: skip
 
 
 def _confined(found: Confinement) -> StageResult:

@@ -12,7 +12,7 @@ from gated_change import INSIDE, STATEMENT, ids, parse_manifest, run_gate, state
 from ssh_keys import Keys
 
 needs_ssh = pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="ssh-keygen is not installed")
-REPORT = {"report/page.md": b"# alpha\n", "report/page.html": b"<p>alpha</p>\n"}
+REPORT = {"report/owner.md": b"# alpha\n"}
 SIGNERS = ".github/allowed_signers"
 
 
@@ -55,7 +55,7 @@ def test_without_a_decision_none_is_asked_for(forge, keys):
 def test_the_decision_on_an_earlier_report_stands_in_nobodys_way_and_approves_nothing(forge, keys):
     mark = keys.sign(record(), namespace=NAMESPACE)
     earlier = REPORT | {RECORD: record(), f"{RECORD}.sig": mark}
-    result = judged(forge, keys, record(), mark, report={**REPORT, "report/page.md": b"# alpha 2\n"}, earlier=earlier)
+    result = judged(forge, keys, record(), mark, report={**REPORT, "report/owner.md": b"# alpha 2\n"}, earlier=earlier)
     assert (result.exit_code, statuses(result)["decision"]) == (0, "not_run")
 
 
@@ -72,7 +72,7 @@ EXPLOITS = {
         made=record(), mark=k.sign(record(), namespace=NAMESPACE), options=EVIDENCE_ONLY
     ),
     "changed_report": lambda k: dict(
-        made=record(), mark=k.sign(record(), namespace=NAMESPACE), report=REPORT | {"report/page.md": b"# alpha 2\n"}
+        made=record(), mark=k.sign(record(), namespace=NAMESPACE), report=REPORT | {"report/owner.md": b"# alpha 2\n"}
     ),
     "changed_report (a page more)": lambda k: dict(
         made=record(), mark=k.sign(record(), namespace=NAMESPACE), report=REPORT | {"report/more.md": b"x\n"}

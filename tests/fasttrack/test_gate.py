@@ -24,6 +24,7 @@ def test_an_honest_change_passes(forge):
         "confinement": "pass",
         "manifest": "pass",
         "lifetime": "pass",
+        "dispatch": "pass",
         "arrows": "pass",
         "evidence": "pass",
         "attestation": "not_run",
@@ -93,7 +94,7 @@ def test_an_op_that_the_change_leaves_alone_owes_no_evidence(forge):
         {"kernels/base.py": b"B = 2\n"},
         {"dispatch/other.toml": b"# another pick\n"},
         {"fasttrack.toml": OTHER["fasttrack.toml"] + b'dispatch = "dispatch/else.toml"\n'},
-        {"fasttrack.toml": OTHER["fasttrack.toml"] + b'[[envelope]]\nhardware = "h200"\n'},
+        {"fasttrack.toml": OTHER["fasttrack.toml"] + b'[[envelope]]\nhardware = "h200"\ntp = 8\nrows = [1, 3]\n'},
         {"evidence/statements/other.judge.json": b"{}\n"},
     ],
 )  # fmt: skip

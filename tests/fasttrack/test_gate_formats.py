@@ -1,6 +1,7 @@
 """What `fasttrack gate --format` prints: one exit code in every form, and deaf to the head's text."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -9,11 +10,11 @@ import pytest
 from fasttrack import cli, gate_commands
 from fasttrack.gate_cli import Format
 from fasttrack.git import Repository
-from fasttrack.report.gate import render_annotations
+from fasttrack.report.gate import render_annotations, render_json, render_text
 from fasttrack.report.gate_sarif import render_sarif
 from fasttrack.report.gate_summary import MAX_REASONS, render_summary
 from fasttrack_validation.errors import UserError
-from gated_change import INSIDE, KERNEL, M, MANIFEST, STATEMENT, gate, parse_manifest, run_gate, statement, tree
+from gated_change import INSIDE, KERNEL, M, MANIFEST, STATEMENT, TABLE, gate, parse_manifest, run_gate, statement, tree
 
 GOOD = INSIDE | {STATEMENT: statement(INSIDE)}
 BAD = GOOD | {KERNEL: b"import torch\nimport os\n"}
@@ -75,7 +76,8 @@ def test_errors_come_before_warnings(forge):
 
 
 def test_what_the_change_left_alone_is_a_notice_after_all_else(forge):
-    other = {"fasttrack.toml": MANIFEST + b'[ops.other]\nkernels = ["kernels/other.py"]\n', "kernels/other.py": b""}
+    other = {"fasttrack.toml": MANIFEST + b'[ops.other]\nkernels = ["kernels/other.py"]\n', "kernels/other.py": b"",
+             "dispatch/other.toml": TABLE.replace(b"k.py", b"other.py")}  # fmt: skip
     base = forge.commit(tree({"README.md": b"# alpha\n"} | INSIDE | other))
     inside = INSIDE | other | {"README.md": b"# alpha\n", "schedule.py": b"A = 1\n", STATEMENT: statement(INSIDE)}
     result = run_gate(forge.path, base, forge.commit(tree(inside), base), "alpha", parse_manifest=parse_manifest)
@@ -132,3 +134,17 @@ def test_the_base_moving_on_does_not_change_which_model_it_is(forge):
 def test_usage(forge, capsys):
     assert cli.run(["gate", "--base", "x", "--format", "yaml"]) == 2
     assert "yaml" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("form", ["text", "json", "github", "sarif"])
+@pytest.mark.parametrize("name", [b"evidence/grid/h200/\xff.json", b"evidence/grid/h200/\x1b[31m.json", "evidence/kits/\u202e/seal.json".encode(),
+                                  b"evidence/statements/\xfe.json", b"evidence/claims/\xfe.json", b"kernels/\xfe.py"])  # fmt: skip
+def test_names_of_a_head_act_on_no_terminal_and_break_no_form(forge, tmp_path, name, form):
+    """Names that are no UTF-8, or hold control characters: findings, in every form, in printable UTF-8."""
+    base = forge.commit(tree({"README.md": b"# alpha\n"}))
+    inside = INSIDE | {os.fsdecode(name): b'{"outcome": {"kind": "measured"}}\n', STATEMENT: statement(INSIDE)}
+    result = run_gate(forge.path, base, forge.commit(tree(inside), base), "alpha", parse_manifest=parse_manifest)
+    assert result.exit_code == 1
+    text = {"text": render_text, "json": render_json, "github": render_annotations, "sarif": render_sarif}[form](result)
+    text.encode("utf-8")
+    assert all(c.isprintable() or c in "\n" for c in (text if form != "sarif" else json.dumps(json.loads(text))))

@@ -12,9 +12,8 @@ from fasttrack.stages import StageStatus
 from fasttrack_validation.contracts.base import Cost
 from fasttrack_validation.errors import UserError
 from fasttrack_validation.judge.verdict import KernelAudit, Status, Verdict
-from gated_change import INSIDE, KERNEL, M, STATEMENT, gate, ids, parse_manifest, run_gate, statement, statuses, tree
+from gated_change import INSIDE, KERNEL, M, STATEMENT, TABLE, gate, ids, parse_manifest, run_gate, statement, statuses, tree
 
-TABLE = b'[[entry]]\nhardware = "h200"\ntp = 8\nrows = [1, 4]\nkernel = "kernels/k.py"\nbasis = "modelled"\n'
 
 
 # Arrows
@@ -100,7 +99,9 @@ def how(verdict: dict, seen: list, *, same: bool = True, minutes: float = 1.0) -
     workloads = [SimpleNamespace(name=f"tp8-b{rows}", axes={"tp": 8, "rows": rows}) for rows in (4, 1)]
     examined = SimpleNamespace(small=lambda: (), workloads=lambda: workloads,
                                cost=lambda one: Cost(bytes_read=one.axes["rows"], bytes_written=0, flops=1))  # fmt: skip
-    contract = SimpleNamespace(op=lambda name: examined)
+    limit = SimpleNamespace(tp=(8,), min_rows=1, max_rows=64, verify_width=(1,), weights="bf16", conv_state="bf16",
+                            recurrent_state="fp32")  # fmt: skip
+    contract = SimpleNamespace(op=lambda name: examined, envelope={"h200": limit})
 
     class Judge:
         def confirm(self, candidate, names):
@@ -116,8 +117,7 @@ def how(verdict: dict, seen: list, *, same: bool = True, minutes: float = 1.0) -
     return recheck.Recheck(lambda name: contract, judge, lambda *of: same, minutes)
 
 
-CHANGE = INSIDE | {"dispatch/decode.toml": TABLE}
-CHANGE |= {STATEMENT: statement(CHANGE), "fasttrack.toml": INSIDE["fasttrack.toml"].replace(
+CHANGE = INSIDE | {STATEMENT: statement(INSIDE), "fasttrack.toml": INSIDE["fasttrack.toml"].replace(
     b'name = "alpha"', b'name = "alpha"\ncontract = "alpha"')}  # fmt: skip
 
 
@@ -162,6 +162,74 @@ def test_out_of_time_and_out_of_tools_are_no_pass(forge):
     lacking = recheck.Recheck(missing, None, lambda *of: True)
     result = gate(forge, CHANGE, again=lacking)
     assert (ids(result, "recheck"), result.exit_code) == (["recheck.unavailable"], 3)
+
+
+WIDE = b'[[envelope]]\nhardware = "h200"\ntp = 8\nrows = [1, ROWS]\n'
+
+
+def test_a_claim_beyond_the_contract_fails_the_recheck(forge):
+    def change(rows):
+        inside = CHANGE | {"fasttrack.toml": CHANGE["fasttrack.toml"] + WIDE.replace(b"ROWS", rows),
+                           "dispatch/decode.toml": TABLE.replace(b"[1, 4]", b"[1, " + rows + b"]")}  # fmt: skip
+        return inside | {STATEMENT: statement(inside)}
+
+    assert gate(forge, change(b"64"), again=how({}, [])).exit_code == 0
+    result = gate(forge, change(b"65"), again=how({}, []))
+    assert (ids(result, "recheck"), result.exit_code) == (["recheck.claims"], 1)
+
+
+def test_a_wider_claim_than_the_bases_is_for_people_where_nothing_is_rechecked(forge):
+    base = forge.commit(tree(CHANGE))
+    for rows, table, told in ((b"3", b"[1, 3]", False), (b"4", b"[1, 4]", False), (b"5", b"[1, 5]", True)):
+        inside = CHANGE | {"fasttrack.toml": CHANGE["fasttrack.toml"] + WIDE.replace(b"ROWS", rows),
+                           "dispatch/decode.toml": TABLE.replace(b"[1, 4]", table)}  # fmt: skip
+        head = forge.commit(tree(inside), base)
+        result = run_gate(forge.path, base, head, "alpha", parse_manifest=parse_manifest)
+        assert ("manifest.widened" in {one.id for one in result.draft_only}) is told and result.exit_code == 0
+
+
+# Dispatch tables and the contract
+
+TABLES = [
+    ("missing", None),
+    ("invalid", b"garbage ["),
+    ("invalid", b"x = " + b"[" * 50_000),
+    ("invalid", b"\xff"),
+    ("invalid", b""),
+    ("invalid", TABLE.replace(b"[1, 4]", b"[1, 3]")),
+    ("invalid", TABLE + TABLE),
+    ("kernel", TABLE.replace(b"k.py", b"unjudged.py")),
+]
+
+
+@pytest.mark.parametrize(("id", "table"), TABLES)
+def test_a_table_that_leads_to_what_nobody_judged(forge, id, table):
+    inside = {name: data for name, data in CHANGE.items() if name != "dispatch/decode.toml"}
+    inside |= {"kernels/unjudged.py": b"X = 1\n"} | ({} if table is None else {"dispatch/decode.toml": table})
+    result = gate(forge, inside)
+    assert (ids(result, "dispatch"), result.exit_code) == ([f"dispatch.{id}"], 1)
+    assert gate(forge, CHANGE | {"kernels/unjudged.py": b"X = 1\n"}).exit_code == 0
+    # What stood so at the base is no reason against a change elsewhere.
+    base = forge.commit(tree(inside))
+    head = forge.commit(tree(inside | {"README.md": b"# alpha\n"}), base)
+    again = run_gate(forge.path, base, head, "alpha", parse_manifest=parse_manifest)
+    assert again.exit_code == 0 and "as at the base" in [r.message for s in again.stages if s.stage == "dispatch" for r in s.reasons][0]
+
+
+def test_a_model_does_not_choose_its_exam(forge):
+    other = CHANGE | {"fasttrack.toml": CHANGE["fasttrack.toml"].replace(b'contract = "alpha"', b'contract = "beta"')}
+    result = gate(forge, other, again=how({}, seen := []))
+    assert (ids(result, "manifest"), result.exit_code, seen) == (["manifest.contract"], 1, [])
+
+
+def test_a_manifest_that_cannot_be_read_is_a_finding(forge):
+    from fasttrack import model_dir
+
+    for text in (b"x = " + b"[" * 50_000, b"x = " + b"9" * 9_999, b"x = \x00"):
+        base = forge.commit(tree({"README.md": b"# alpha\n"}))
+        head = forge.commit(tree(CHANGE | {"fasttrack.toml": text}), base)
+        result = run_gate(forge.path, base, head, "alpha", parse_manifest=model_dir.parse_manifest)
+        assert result.exit_code == 1 and ids(result, "manifest") == ["manifest.invalid"]
 
 
 def test_what_is_not_confined_is_not_run(forge):

@@ -14,7 +14,7 @@ from fasttrack.report.page import report_data
 from fasttrack.report.render import render
 from fasttrack_validation.claims.cells import Measured, NotMeasured
 from fasttrack import evidence
-from gated_change import KERNEL, M, STATEMENT, contract_of, statement, tree
+from gated_change import KERNEL, M, STATEMENT, TABLE, contract_of, statement, tree
 
 BRANCH = "fasttrack/alpha/decode/one"
 MANIFEST = """[model]
@@ -37,7 +37,7 @@ verify_width = 1
 dtypes = ["bf16"]
 """
 OLD = {"fasttrack.toml": MANIFEST.encode(), KERNEL: b"from . import shared\n", "kernels/shared.py": b"A = 1\n",
-       "dispatch/decode.toml": b"# empty\n"}  # fmt: skip
+       "dispatch/decode.toml": TABLE}  # fmt: skip
 gate = partial(run_gate, contract_of=contract_of)
 
 

@@ -21,8 +21,10 @@ POLICY = {
 CONTRACT = digest_files({name: POLICY[name] for name in ("contracts/base.py", "contracts/alpha/decode.py")})
 JUDGE = digest_files({name: POLICY[name] for name in ("contracts/base.py", "judge/verdict.py")})
 DATES = b"review_by = 2101-01-01\nremove_by = 2102-01-01\n"
+TABLE = b'[[entry]]\nhardware = "h200"\ntp = 8\nrows = [1, 4]\nkernel = "kernels/k.py"\nbasis = "modelled"\n'
 MANIFEST = b'[model]\nname = "alpha"\n' + DATES + b'[ops.decode]\nkernels = ["kernels/k.py"]\n'
-INSIDE = {"fasttrack.toml": MANIFEST, KERNEL: b"from . import shared\n", "kernels/shared.py": b"A = 1\n"}
+INSIDE = {"fasttrack.toml": MANIFEST, KERNEL: b"from . import shared\n", "kernels/shared.py": b"A = 1\n",
+          "dispatch/decode.toml": TABLE}  # fmt: skip
 
 
 def contract_of(model, op, files):
@@ -48,7 +50,11 @@ def parse_manifest(text: str, path: str):
         op: SimpleNamespace(**{"dispatch": f"dispatch/{op}.toml", "space": None} | entry)
         for op, entry in data.get("ops", {}).items()
     }
-    return SimpleNamespace(model=SimpleNamespace(**data["model"]), ops=ops, envelope=data.get("envelope", []))
+    envelope = data.get("envelope", [{"hardware": "h200", "tp": 8, "rows": [1, 4]}])
+    return SimpleNamespace(
+        model=SimpleNamespace(**{"contract": data["model"]["name"]} | data["model"]), ops=ops,
+        envelope=[SimpleNamespace(**{"verify_width": 1, "dtypes": ["bf16"]} | one) for one in envelope],
+    )  # fmt: skip
 
 
 def statement(files: dict[str, bytes], *, performance=(), raw=(), kernels=(KERNEL,), **change) -> bytes:

@@ -67,7 +67,7 @@ def side(arm, tpots, commit, **conditions):
                          tok_s_system=4 / tpot, decode_share=0.5)  # fmt: skip
         request = Request(sent=0, first=0.2, latency=0.2 + 1023 * tpot, pieces=1024, input_tokens=1024,
                           cached_tokens=None, output_tokens=1024)  # fmt: skip
-        return Round(tool="test", seed=number, seconds=10, repeated_ngrams=0.01, counters=Counters(), figures=figure,
+        return Round(tool="test", seed=number, seconds=1024 * tpot, repeated_ngrams=0.01, counters=Counters(), figures=figure,
                      requests=(request,) * 4)  # fmt: skip
 
     stated = merged(CONDITIONS, {"identity.commit": commit, **conditions})

@@ -7,7 +7,7 @@ is in decode there, and no prompt is being read.
 
 from collections.abc import Sequence
 from itertools import accumulate
-from math import ceil
+from math import ceil, isclose
 from statistics import fmean
 from typing import TYPE_CHECKING
 
@@ -76,6 +76,26 @@ def of(run: Run, *, decode_only: bool, objective: Objective | None = None) -> Fi
         latency=fmean(one.latency for one in run.answers), tok_s_user=1 / each, tok_s_system=tokens / seconds,
         goodput=met, decode_share=fmean(1 - one.first / one.latency for one in run.answers),
     )  # fmt: skip
+
+
+def misfit(kept: "Round", *, decode_only: bool) -> str | None:
+    """Which figure of a kept load is not what its kept requests give, with both values; None where all are.
+
+    Of a decode window it takes every piece's time to tell TPOT and rates, which a record does not hold: there the others
+    are compared. Times of requests are kept to the microsecond.
+    """
+    requests, shown = kept.requests, kept.figures
+    if not requests:
+        return "no request is kept"
+    given = {"tok_s_user": 1 / shown.tpot, "ttft": fmean(one.first for one in requests),
+             "latency": fmean(one.latency for one in requests)}  # fmt: skip
+    paces = [(one.latency - one.first) / (one.output_tokens - 1) for one in requests if one.output_tokens > 1]
+    if not decode_only and paces:
+        given |= {"tpot": fmean(paces), "tok_s_system": sum(one.output_tokens for one in requests) / kept.seconds}
+    for name, value in given.items():
+        if not isclose(getattr(shown, name), value, rel_tol=1e-3, abs_tol=2e-6):
+            return f"{name} is {getattr(shown, name):.6g}, its requests give {value:.6g}"
+    return None
 
 
 def tpot(answer: Answer) -> float | None:

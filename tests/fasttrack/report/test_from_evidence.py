@@ -204,3 +204,14 @@ def test_kernel_names_are_readable():
     assert readable("_ZN8cublasLt19splitKreduce_kernelILi32EEvPf") == "cublasLt::splitKreduce_kernel"
     assert readable("_Zweird") == "_Zweird" and readable("_fused") == "_fused"
     assert shortened(["a", "b", "b", "b", "a"]) == "a, b (3 in turn), a"
+
+
+@pytest.mark.parametrize("name", ["report/summary.html", "report/extra.md", "report/deep/er.html", "report/design.html.old"])
+def test_another_page_beside_the_report_is_no_page_of_evidence(name):
+    """It would be read as one of the report's, be held against nothing, and stand in no list of touched files."""
+    page = {name: b"<p>It is 5x faster than stock.</p>\n"}
+    assert ids(directory() | page) == ["report.other"] and ids(page) == ["report.other"]
+    assert ids(directory() | {"report/owner.md": b"I answer for it.\n"}) != ["report.other"]
+    # What stood there at the base is no reason against the change.
+    before = directory() | page
+    assert fresh.stage(before, manifest(), "models/kimi_k3", CHANGED, before).status is StageStatus.PASS

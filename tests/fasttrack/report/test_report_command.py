@@ -6,8 +6,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from fasttrack import cli
+from fasttrack import cli, report_commands, storage
 from fasttrack.confinement.contents import Limits, check_contents
+from fasttrack_validation.errors import UserError
 
 ROOT = Path(__file__).parents[3]
 
@@ -35,3 +36,28 @@ def test_the_report_of_kimi_k3(tmp_path, monkeypatch, capsys):
     (reason,) = json.loads(capsys.readouterr().out)["reasons"]
     assert reason["id"] == "report.edited" and "17 ops" in reason["message"]
     assert cli.run(["report", "kimi_k3", "--write", "--check"]) == 2
+
+
+def test_links_of_a_directory_are_no_files_of_it(tmp_path):
+    (tmp_path / "secret.md").write_text("not of the directory")
+    folder = tmp_path / "model"
+    (folder / "evidence").mkdir(parents=True)
+    (folder / "evidence/own.json").write_text("{}")
+    (folder / "evidence/link.md").symlink_to(tmp_path / "secret.md")
+    (folder / "elsewhere").symlink_to(tmp_path)
+    assert report_commands.contents(folder) == {"evidence/own.json": b"{}"}
+
+
+def test_nothing_is_written_where_a_link_leads(tmp_path):
+    (tmp_path / "outside").mkdir()
+    root = tmp_path / "model"
+    root.mkdir()
+    (root / "report").symlink_to(tmp_path / "outside")
+    for name in ("report/design.md", "../outside/x", "/x", ""):
+        with pytest.raises(UserError):
+            storage.write_inside(root, name, b"x")
+    (root / "link.md").symlink_to(tmp_path / "outside/x")
+    with pytest.raises(UserError, match="is a symbolic link"):
+        storage.write_inside(root, "link.md", b"x")
+    assert list((tmp_path / "outside").iterdir()) == []
+    assert storage.write_inside(root, "pages/design.md", b"x").read_bytes() == b"x"

@@ -1,5 +1,6 @@
 """Target profiles, and a model directory put unchanged into a checkout of a target and judged there."""
 
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -79,7 +80,7 @@ def test_export_puts_the_directory_there_unchanged_and_touches_nothing_else(vllm
     before = Repository.open(vllm).state()
     made = export(FILES, "alpha", profiles.load("vllm"), vllm, branch="fasttrack/alpha")
     assert (made.directory, made.files) == ("vllm/models/alpha/nvidia", 4)
-    assert digest_files(Repository.open(vllm).files(made.commit, made.directory)) == digest_files(FILES) == made.digest
+    assert digest_files(Repository.open(vllm).files(made.commit, made.directory)) == digest_files(FILES) == made.files_digest
     changed = git(vllm, "diff", "--name-status", "--no-renames", "main", "fasttrack/alpha").splitlines()
     assert {line.split("\t")[0] for line in changed} == {"A", "D"} and "D\tvllm/models/alpha/nvidia/old.py" in changed
     assert all(line.split("\t")[1].startswith("vllm/models/alpha/nvidia/") for line in changed)
@@ -135,6 +136,52 @@ def test_line_ends_that_the_target_converts_are_noticed(vllm):
     with pytest.raises(UserError, match="not what was exported"):
         export(FILES | {"kernels/k.py": b"A = 1\r\n"}, "alpha", profiles.load("vllm"), vllm, branch="x")
     assert "x" not in git(vllm, "branch", "--format=%(refname:short)").split()
+
+
+@pytest.mark.parametrize(
+    ("place", "kind"), [("vllm/models/alpha", "a symbolic link"), ("vllm/models", "a symbolic link"), ("vllm/models/alpha/nvidia", "a file")]
+)
+def test_what_lies_behind_a_link_of_the_target_is_neither_deleted_nor_written(vllm, tmp_path, place, kind):
+    outside = tmp_path / "outside"
+    (outside / "alpha/nvidia").mkdir(parents=True)
+    (outside / "nvidia").mkdir()
+    for folder in (outside / "alpha/nvidia", outside / "nvidia"):
+        (folder / "precious.txt").write_text("kept")
+    before = sorted(outside.rglob("*"))
+    git(vllm, "rm", "-rq", "--cached", "vllm/models")
+    shutil.rmtree(vllm / "vllm/models")
+    (vllm / place).parent.mkdir(parents=True, exist_ok=True)
+    (vllm / place).symlink_to(outside) if kind == "a symbolic link" else (vllm / place).write_text("x\n")
+    git(vllm, "add", "-A")
+    git(vllm, "commit", "--quiet", "-m", "link")
+    with pytest.raises(UserError, match=f"{place} is {kind} in the target"):
+        export(FILES, "alpha", profiles.load("vllm"), vllm, branch="x")
+    assert sorted(outside.rglob("*")) == before and git(vllm, "branch", "--format=%(refname:short)") == "main"
+
+
+@pytest.mark.parametrize("path", ["../" * 6 + "evil.txt", "kernels/../../evil.txt", "a//b.py", ".git/hooks/post-commit", "kernels/.GIT/x"])
+def test_a_path_that_no_ordinary_git_writes_is_not_exported(vllm, tmp_path, path):
+    with pytest.raises(UserError, match="is no name of a file"):
+        export(FILES | {path: b"x"}, "alpha", profiles.load("vllm"), vllm, branch="x")
+    assert not list(tmp_path.rglob("evil.txt")) and git(vllm, "branch", "--format=%(refname:short)") == "main"
+
+
+def test_an_ignore_rule_of_the_target_does_not_blind_its_check(vllm):
+    pytest.importorskip("ruff", reason="ruff is not installed")
+    (vllm / ".gitignore").write_text("kernels/\n")
+    git(vllm, "add", ".gitignore")
+    git(vllm, "commit", "--quiet", "-m", "ignore")
+    made = export(FILES | {"kernels/k.py": b"import torch\n"}, "alpha", profiles.load("vllm"), vllm, branch="x")
+    (stage,) = (one for one in made.stages if one.stage.startswith("ruff"))
+    assert stage.status is StageStatus.FAIL and "F401" in stage.summary
+
+
+def test_a_branch_that_is_there_already_is_told(vllm):
+    export(FILES, "alpha", profiles.load("vllm"), vllm, branch="x")
+    kept = git(vllm, "rev-parse", "x")
+    with pytest.raises(UserError, match="has a branch x already"):
+        export(FILES, "alpha", profiles.load("vllm"), vllm, branch="x")
+    assert git(vllm, "rev-parse", "x") == kept
 
 
 def test_the_command(vllm, capsys):
