@@ -174,6 +174,15 @@ def _stop_dropped(sat: Sat) -> Iterator[str]:
             yield f"{name}: {len(arm.arm.stop_sent)} of {len(arm.arm.sampling.stop)} stop strings reached the server"
 
 
+def _stop_ignored(sat: Sat) -> Iterator[str]:
+    """A server leaves a stop string out of what it gives; one that holds it was not stopped there, or not as asked."""
+    for name, arm in sat.arms():
+        stops = arm.arm.sampling.stop
+        odd = [a for a in arm.answers if any(stop in a.reasoning or stop in (a.text or "") for stop in stops)]
+        if odd:
+            yield f"{name}: {len(odd)} answers hold a stop string, first {odd[0].item}: the server ignores them"
+
+
 def _kernels_inactive(sat: Sat) -> Iterator[str]:
     kernels = sat.candidate.arm.kernels
     idle = sorted(name for name, count in (kernels or {}).items() if count < 1)
@@ -297,6 +306,7 @@ CONTENT: dict[str, Guard] = {
     "model_changed": _model_changed,
     "sampling_differs": _sampling_differs,
     "stop_dropped": _stop_dropped,
+    "stop_ignored": _stop_ignored,
     "kernels_inactive": _kernels_inactive,
     "baseline_specialised": baseline_specialised,
     "acceptance_forced": _acceptance_forced,
