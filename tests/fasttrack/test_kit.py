@@ -66,10 +66,9 @@ def test_every_command_of_a_kit_is_one_that_this_version_runs(here):
         kit = write("kimi_k3", "gb300", here / f"kit-{rehearsal}", gpus=None, rehearsal=rehearsal)
         for step in kit.steps:
             assert [known.why_not(command.arguments) for command in step.commands] == [None] * len(step.commands)
-        assert {"claims", f"grid-{kit.pairs[0].name}"} <= {step.id for step in kit.steps}
-        # A step is left out only where the command line lacks its command, and then says which.
-        for name, why in kit.left_out.items():
-            assert name in ("exams", "numerics", "accuracy") and "this version" in why
+        grids = [f"grid-{pair.name}" for pair in kit.pairs]
+        assert [step.id for step in kit.steps] == ["exams", "numerics", "accuracy", *grids, "claims"]
+        assert kit.left_out == {}
         text = (here / f"kit-{rehearsal}" / "run.sh").read_text()
         subprocess.run(["bash", "-n"], input=text, text=True, check=True)
         subprocess.run(["bash", "-n", str(here / f"kit-{rehearsal}" / "serve.sh")], check=True)
@@ -89,6 +88,42 @@ def test_every_command_of_a_kit_is_one_that_this_version_runs(here):
 def test_a_command_that_nobody_can_run_is_seen(command, said):
     why = known.why_not(command.split())
     assert why is None if said is None else said in why
+
+
+def test_a_step_that_this_version_cannot_run_is_left_out_with_why(here, monkeypatch):
+    steps = plan.steps
+
+    def more(*arguments, **options):
+        command = plan.Command(arguments=("fasttrack", "exam", "mark", "--hard"))
+        return (*steps(*arguments, **options), plan.Step(id="marks", title="Marks", hours=0.0, commands=(command,)))
+
+    monkeypatch.setattr("fasttrack.kit.plan.steps", more)
+    kit = write("kimi_k3", "gb300", here / "kit", gpus=None, rehearsal=True)
+    assert kit.left_out == {"marks": "this version has no `fasttrack exam mark`"} and "marks" not in {s.id for s in kit.steps}
+    assert "marks (this version has no `fasttrack exam mark`)" in (here / "kit/README.md").read_text()
+
+
+def test_a_stopped_kit_ends_its_command_and_goes_on(here):
+    """SIGTERM to run.sh alone, as a scheduler sends it: the command under way is told, and nothing is marked as done."""
+    write("kimi_k3", "gb300", here / "kit", gpus=None, rehearsal=True)
+    program = here / "bin/fasttrack"
+    program.parent.mkdir()
+    program.write_text(
+        f"#!{sys.executable}\nimport os, signal, sys, time\n"
+        "def stop(*_):\n    open('told', 'w').close()\n    sys.exit(3)\n"
+        "signal.signal(signal.SIGTERM, stop)\nopen('under-way', 'w').close()\ntime.sleep(3600)\n"
+    )
+    program.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{program.parent}{os.pathsep}{os.environ['PATH']}"}
+    folder = here / "kit"
+    process = subprocess.Popen(["./run.sh", "exams"], cwd=folder, env=environment, stdout=subprocess.PIPE, text=True)
+    while not (folder / "under-way").exists():
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.terminate()
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 130 and "run it again to go on" in out
+    assert (folder / "told").exists() and not (folder / "results/done/exams").exists()
 
 
 def test_what_a_kit_brings(here, checkout):

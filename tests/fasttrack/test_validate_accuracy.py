@@ -193,7 +193,7 @@ def test_what_the_stage_keeps_is_what_the_report_reads(place):
     (shown,) = model_level.exam_results({"evidence/accuracy/a.json": (place / "refused/accuracy.json").read_bytes()})
     assert shown.verdict == "invalid" and shown.standing == "no figure: a guard did not hold"
     broken = json.loads(kept)
-    del broken["outcome"]["exams"][0]["plan"]["rule"]["margin"]
+    del broken["outcome"]["exams"][0]["plan"]["rule"]["margin_points"]
     with pytest.raises(UserError, match="is no record of stage accuracy"):
         model_level.exam_results({"evidence/accuracy/a.json": json.dumps(broken).encode()})
 
