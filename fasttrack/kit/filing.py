@@ -6,11 +6,12 @@ from pathlib import Path, PurePosixPath
 
 from pydantic import ValidationError
 
+from fasttrack_validation.accuracy.campaign import Outcome
 from fasttrack_validation.errors import UserError
 from fasttrack_validation.load import claim as claiming
 from fasttrack_validation.load.records import Failed, Measured, Record
 from fasttrack_validation.performance.serving_grid import serving_grid
-from fasttrack_validation.records import Frozen
+from fasttrack_validation.records import Frozen, sha256
 
 from .. import model_dir, signatures, storage
 from ..server_grid import FOLDER, ServerGrid
@@ -19,7 +20,8 @@ from .sealing import MARK, SEAL, Sealed
 MAX_BYTES = 4 << 20
 """Of one file of evidence in a repository, as confinement has it"""
 _SUFFIXES = (".json", ".jsonl", ".csv", ".md", ".txt", ".jsonl.gz", ".json.gz")
-_ROOMS = ("numerics", "accuracy")
+_NUMERICS, _ACCURACY = "results/numerics/", "results/accuracy/"
+_RECORD, _SECTION = f"{_ACCURACY}accuracy.json", f"{_ACCURACY}accuracy.md"
 
 
 class Filed(Frozen):
@@ -53,6 +55,7 @@ def check(sealed: Sealed, signer: Path | None) -> Filed:
     _grid(kit, records, faults)
     _machine(sealed, faults)
     _claims(sealed, records, faults)
+    _exams(sealed, faults)
     for step in kit.steps:
         code = _codes(sealed.files).get(step.id)
         if code != 0:
@@ -63,10 +66,11 @@ def check(sealed: Sealed, signer: Path | None) -> Filed:
     place = f"evidence/kits/{kit.hardware}-{_short(kit.commit)}"
     files = {**grid, f"{place}/kit.json": "kit.json", f"{place}/machine.json": "results/machine.json"}
     for name in sealed.files:
-        room = name.split("/")[1] if name.startswith("results/") and name.count("/") > 1 else ""
-        if room in _ROOMS:
-            inside = PurePosixPath(name).relative_to("results").as_posix()
-            files[f"{place}/{inside}"] = name
+        if name.startswith(_NUMERICS) or name in (_RECORD, _SECTION):
+            files[f"{place}/{PurePosixPath(name).relative_to('results').as_posix()}"] = name
+    if _RECORD in sealed.files:
+        files[f"evidence/accuracy/{kit.hardware}-{_short(kit.commit)}.json"] = _RECORD  # where reports look
+        notes.append("answers to exams are not filed, for they may quote items that belong to nobody's repository")
     for target, name in list(files.items()):
         data = sealed.files.get(name)
         if data is None:
@@ -181,6 +185,25 @@ def _claims(sealed: Sealed, records: Mapping[str, Record], faults: list[str]) ->
         order = ("pairs", "end_to_end")
         if its is None or any(_by_cell(mine.get(part, ())) != _by_cell(its.get(part, ())) for part in order):
             faults.append(f"claim {one.id} is not what the records give")
+
+
+def _exams(sealed: Sealed, faults: list[str]) -> None:
+    """The record of stage accuracy is about this model, and about the answers that came with it."""
+    if (text := sealed.files.get(_RECORD)) is None:
+        return
+    try:
+        record = json.loads(text)
+        model, outcome = record["model"], Outcome.model_validate_json(json.dumps(record["outcome"]))
+    except (ValueError, TypeError, KeyError) as error:
+        faults.append(f"{_RECORD} is no record of stage accuracy: {str(error).splitlines()[0]}")
+        return
+    if model != sealed.kit.model:
+        faults.append(f"{_RECORD} is about {model}, the kit about {sealed.kit.model}")
+    for exam in outcome.exams:
+        for arm in (exam.baseline, exam.candidate):
+            answers = sealed.files.get(f"{_ACCURACY}{arm.file}")
+            if answers is None or sha256(answers) != arm.sha256:
+                faults.append(f"{_RECORD} is not about the answers in {_ACCURACY}{arm.file}")
 
 
 def _by_cell(pairs) -> dict[str, object]:

@@ -14,16 +14,21 @@ import time
 from pathlib import Path
 
 import pytest
+import recorded_answers as recorded
 import server_grids
 from fasttrack import cli, model_dir
 from fasttrack.attestation import Grade, attest
 from fasttrack.kit import known, machine, plan, sealing
 from fasttrack.kit.plan import Kit
 from fasttrack.kit.write import write
+from fasttrack.report.model_level import exam_results
 
+from fasttrack_validation.accuracy import campaign
+from fasttrack_validation.accuracy.result import judge
 from fasttrack_validation.errors import UserError
 from fasttrack_validation.load import servers
 from fasttrack_validation.performance.serving_grid import serving_grid
+from fasttrack_validation.records import sha256
 
 SOURCE = Path(model_dir.installed_models()) / "kimi_k3"
 SUPPORT = Path(__file__).parent.parent / "support"
@@ -233,15 +238,36 @@ def returned(folder, kit_folder, *, key=None, records=None, **conditions):
     return sealed
 
 
+def sat(folder):
+    """Exams that were sat, in a kit as it comes back: the stage's record, and the answers that it is about."""
+    exam = recorded.exam("sample_choices")
+    by, place = recorded.plan(exam, 4, margin_points=30.0), folder / "results/accuracy"
+    held, arms = {arm: recorded.sitting(exam, by, arm) for arm in ("baseline", "candidate")}, {}
+    (place / "sample_choices").mkdir(parents=True)
+    for arm, answers in held.items():
+        data = answers.dump().encode()
+        (place / f"sample_choices/{arm}.jsonl").write_bytes(data)
+        arms[arm] = campaign.ArmRecord(file=f"sample_choices/{arm}.jsonl", sha256=sha256(data), model="nano",
+                                       cost=campaign.cost(answers.answers))  # fmt: skip
+    result = judge(exam, by, held["baseline"], held["candidate"])
+    one = campaign.ExamRecord(plan=by, result=result, look=4, **arms)
+    outcome = campaign.Outcome(verdict=result.verdict, exams=(one,))
+    record = {"format": "fasttrack.accuracy/1", "model": "kimi_k3", "outcome": json.loads(outcome.model_dump_json()), "not_run": []}
+    (place / "accuracy.json").write_text(json.dumps(record))
+    (place / "accuracy.md").write_text("# Exams\n")
+
+
 def imported(capsys, *arguments):
     code = cli.run(["evidence", "import", *map(str, arguments), "--json"])
     return code, json.loads(capsys.readouterr().out)
 
 
 def test_what_comes_back_is_filed_and_attested(here, checkout, capsys):
-    write("kimi_k3", "gb300", here / "kit", gpus=16, rehearsal=False)
+    kit = write("kimi_k3", "gb300", here / "kit", gpus=16, rehearsal=False)
     key = new_key(here / "partner")
     file = returned(here / "back", here / "kit", key=key)
+    sat(here / "back")
+    sealing.seal(here / "back", file, key)
     code, found = imported(capsys, file, "--from", f"{key}.pub", "--check")
     assert (code, found["faults"], found["filed"]) == (0, [], []) and found["signer"] == "partner.pub"
     model = checkout / "models/kimi_k3"
@@ -252,6 +278,11 @@ def test_what_comes_back_is_filed_and_attested(here, checkout, capsys):
         shown = {c["cell"]: c["standing"] for c in json.loads(capsys.readouterr().out)["cells"]}
         assert shown["tp8-mixed_prefill-b4-i1024-off"] == "measured" and sum(v == "measured" for v in shown.values()) == 1
         files = {p.relative_to(model).as_posix(): p.read_bytes() for p in (model / "evidence").rglob("*") if p.is_file()}
+        # The report finds the exams; answers, which may quote items, are not filed.
+        (shown,) = exam_results(files)
+        assert (shown.exam, shown.verdict, shown.margin) == ("sample_choices", "pass", 0.3)
+        assert shown.source == f"evidence/accuracy/gb300-{kit.commit[:12]}.json"
+        assert not [path for path in files if path.endswith(("baseline.jsonl", "candidate.jsonl", "answers.jsonl"))]
         public = Path(f"{key}.pub").read_text().strip()
         allowed = f'partner@x namespaces="evidence@fasttrack.dev" {public}\n'.encode()
         graded = {one.path: one for one in attest(files, {}, {}, allowed)}
@@ -299,6 +330,24 @@ def test_what_does_not_hold_is_not_filed(here, checkout, capsys):
     sealing.seal(here / "f", file, key)
     code, found = imported(capsys, file, "--from", f"{key}.pub", "--check")
     assert code == 1 and "not what the records give" in found["faults"][0]
+    # Exams whose answers are others, whose record is cut, or that are about another model
+    sat(here / "f")
+    (here / "f/results/claims.json").unlink()
+    record = here / "f/results/accuracy/accuracy.json"
+    whole, answers = record.read_text(), here / "f/results/accuracy/sample_choices/candidate.jsonl"
+    for path, text, said in (
+        (record, whole[:-20], "is no record of stage accuracy"),
+        (record, whole.replace("kimi_k3", "another"), "is about another, the kit about kimi_k3"),
+        (answers, answers.read_text() + "\n", "is not about the answers in results/accuracy/sample_choices/candidate.jsonl"),
+        (record, whole, None),
+    ):  # fmt: skip
+        before = path.read_bytes()
+        path.write_text(text)
+        sealing.seal(here / "f", file, key)
+        code, found = imported(capsys, file, "--from", f"{key}.pub", "--check")
+        assert (code, found["faults"] == []) == ((0, True) if said is None else (1, False))
+        assert said is None or said in found["faults"][0]
+        path.write_bytes(before)
     # Sources that went on since
     path = checkout / "models/kimi_k3/executor.py"
     text = path.read_text()
