@@ -4,6 +4,7 @@ import gzip
 import io
 import json
 import os
+import re
 import shutil
 import signal
 import stat
@@ -399,28 +400,56 @@ def test_a_sealed_file_that_was_touched_is_refused(here, capsys):
     assert again.read_bytes() == file.read_bytes() and gzip.decompress(again.read_bytes())
 
 
-@pytest.mark.slow
-def test_a_rehearsal_from_the_kit_to_the_import(here, capsys):
-    """run.sh itself, with servers of a test in place of a model: machine, steps, a cut, the rest, the seal, the import."""
-    kit = write("kimi_k3", "gb300", here / "kit", gpus=None, rehearsal=True)
-    folder, ports = here / "kit", {}
-    for arm, step in (("stock", 0.02), ("specialised", 0.01)):
-        ports[arm] = (8100 + os.getpid() % 20000 + (arm == "stock"), step)
+def moved(folder):
+    """A kit whose servers listen where nobody else's do."""
+    free = {str(port): str(10_100 + 2 * (os.getpid() % 10_000) + n) for n, port in enumerate(plan.PORTS.values())}
     for path in (folder / "run.sh", folder / "servers/tp1-off.toml.in"):
-        text = path.read_text()
-        for arm, (port, _) in ports.items():
-            text = text.replace(str(plan.PORTS[arm]), str(port))
-        path.write_text(text)
-    (folder / "serve.sh").write_text(
-        "#!/usr/bin/env bash\nstep=0.02; [ $1 = specialised ] && step=0.01\n"
-        f'exec {sys.executable} {SUPPORT / "load_server_process.py"} "$4" $step kimi_k3-nano\n'
-    )
+        path.write_text(re.sub("|".join(free), lambda found: free[found[0]], path.read_text()))
+
+
+def with_program(here):
+    """An environment in which `fasttrack` is this one."""
     program = here / "bin/fasttrack"
     program.parent.mkdir()
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -m fasttrack "$@"\n')
     program.chmod(0o755)
-    environment = {**os.environ, "PATH": f"{program.parent}{os.pathsep}{os.environ['PATH']}", "CLOCKS_LOCKED": "false",
-                   "PYTHONPATH": f"{SUPPORT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}  # fmt: skip
+    return {**os.environ, "PATH": f"{program.parent}{os.pathsep}{os.environ['PATH']}", "CLOCKS_LOCKED": "false",
+            "PYTHONPATH": f"{SUPPORT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}", "OMP_NUM_THREADS": "1"}  # fmt: skip
+
+
+@pytest.mark.slow
+def test_the_whole_kit_runs_with_the_small_model(here, capsys):
+    """Nothing in place of anything: two servers of the nano model, numerics, exam, grid, claims, seal, import."""
+    pytest.importorskip("lm_eval", reason="pip install 'fasttrack[exams]'")
+    kit, folder = write("kimi_k3", "gb300", here / "kit", gpus=None, rehearsal=True), here / "kit"
+    moved(folder)
+    done = subprocess.run(["./run.sh"], cwd=folder, env=with_program(here), capture_output=True, text=True)
+    logs = "".join(f"{path.name}:\n{path.read_text()[-2000:]}" for path in (folder / "results/logs").glob("*.log"))
+    codes = dict(line.split(",")[:2] for line in (folder / "results/steps.csv").read_text().splitlines())
+    assert codes == {"machine": "0", "exams": "0", "numerics": "3", "accuracy": "1", "grid-tp1-off": "0", "claims": "1",
+                     "seal": "0"}, done.stdout + done.stderr + logs  # fmt: skip
+    assert set(codes) == {"machine", "seal"} | {step.id for step in kit.steps}
+    verdict = json.loads((folder / "results/numerics/verdict.json").read_text())
+    assert verdict["result"] == "inconclusive" and verdict["deterministic"] and verdict["tokens"] > 200
+    (exam,) = json.loads((folder / "results/accuracy/accuracy.json").read_text())["outcome"]["exams"]
+    assert [one["reason"] for one in exam["result"]["findings"]] == ["kernels_inactive"]
+    assert exam["baseline"]["cost"]["answers"] == exam["candidate"]["cost"]["answers"] == 8
+    assert "withheld" in (folder / "results/logs/claims.log").read_text()
+    code, found = imported(capsys, folder / "sealed.tar.gz")
+    assert code == 0 and found["rehearsal"] and len(found["measured"]) == 2 and found["filed"] == [] == found["faults"]
+
+
+@pytest.mark.slow
+def test_a_rehearsal_from_the_kit_to_the_import(here, capsys):
+    """run.sh itself, with servers of a test in place of a model: machine, steps, a cut, the rest, the seal, the import."""
+    kit = write("kimi_k3", "gb300", here / "kit", gpus=None, rehearsal=True)
+    folder = here / "kit"
+    moved(folder)
+    (folder / "serve.sh").write_text(
+        "#!/usr/bin/env bash\nstep=0.02; [ $1 = specialised ] && step=0.01\n"
+        f'exec {sys.executable} {SUPPORT / "load_server_process.py"} "$4" $step kimi_k3-nano\n'
+    )
+    environment = with_program(here)
 
     def run(*steps):
         return subprocess.run(["./run.sh", *steps], cwd=folder, env=environment, capture_output=True, text=True)
