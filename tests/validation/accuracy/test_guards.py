@@ -8,6 +8,7 @@ import recorded_answers as recorded
 from fasttrack_validation.accuracy import guards
 from fasttrack_validation.accuracy.result import judge
 from fasttrack_validation.accuracy.rule import Verdict
+from fasttrack_validation.accuracy.sitting import Sat
 
 EXAM = recorded.exam()
 PLAN = recorded.plan(EXAM)
@@ -34,7 +35,7 @@ def first(answer):
 
 
 def sat(*, exam=EXAM, plan=PLAN, baseline=BASELINE, candidate=CANDIDATE):
-    return guards.Sat(exam, plan, baseline, candidate)
+    return Sat(exam, plan, baseline, candidate)
 
 
 def greedy(arm):
@@ -193,9 +194,9 @@ def test_right_answers_to_mrcr_coincide_and_wrong_ones_do_not():
     plan = recorded.plan(exam)
     arms = [recorded.sitting(exam, plan, name) for name in ("baseline", "candidate")]
     terse = [each(arm, lambda a: {"reasoning": ""}) for arm in arms]
-    assert reasons(guards.Sat(exam, plan, *terse)) == set()
+    assert reasons(Sat(exam, plan, *terse)) == set()
     wrong = each(terse[1], lambda a: {"text": a.text[:40]}, only=lambda a: a.item == exam.items[0].id)
-    assert reasons(guards.Sat(exam, plan, terse[0], wrong)) == {"copies"}
+    assert reasons(Sat(exam, plan, terse[0], wrong)) == {"copies"}
 
 
 def test_no_finding_quotes_an_answer():
