@@ -17,9 +17,9 @@ from fasttrack_validation.accuracy import power as powers
 from fasttrack_validation.accuracy import verify as verifying
 from fasttrack_validation.accuracy.answers import Sampling
 from fasttrack_validation.accuracy.family import Family
-from fasttrack_validation.accuracy.guards import Sat
 from fasttrack_validation.accuracy.plan import Plan
 from fasttrack_validation.accuracy.rule import Verdict
+from fasttrack_validation.accuracy.sitting import Sat
 from fasttrack_validation.errors import UserError
 from fasttrack_validation.records import Frozen
 

@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,6 +31,8 @@ from .storage import write_file
 
 KEY = "OPENAI_API_KEY"
 RECORD, REPORT = "accuracy.json", "accuracy.md"
+EVERY = 30.0
+"""Seconds between lines of progress in a log"""
 
 
 def run(model: str, options: Mapping[str, Any]) -> NoReturn:
@@ -49,7 +52,7 @@ def run(model: str, options: Mapping[str, Any]) -> NoReturn:
             _as_asked(plan, asked[plan.exam])
     prices, as_json = _prices(options["price"]), options["as_json"]
     out = options["out"] or storage.home() / "validate" / model / f"accuracy-{_folder(sittings)}"
-    with _told(quiet=as_json) as told:
+    with _kept(out), _told(quiet=as_json) as told:
         arms = Arms(
             _server(baseline, options["stock_model"], options["silence"]),
             _server(candidate, options["candidate_model"], options["silence"]), Pace(workers=options["workers"]), told,
@@ -82,7 +85,7 @@ def sit(
     look = plan.rule.looks[-1] if repeats is None else repeats
     if look not in plan.rule.looks:
         raise UserError(f"--repeats {look} is no planned look", f"planned: {', '.join(map(str, plan.rule.looks))}")
-    with _told(quiet=as_json) as told:
+    with _kept(out), _told(quiet=as_json) as told:
         answers = sit_exam(
             exam, plan, _server(server, model, silence), arm, out / "journal", repeats=look, run=run,
             pace=Pace(workers=workers), progress=lambda done, of: told(plan.exam, arm, done, of),
@@ -132,10 +135,23 @@ def _prices(text: str | None) -> tuple[float, float] | None:
 
 
 @contextmanager
+def _kept(out: Path) -> Iterator[None]:
+    """Says where a run that is stopped goes on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print(f"every answer that came is kept in {out}: the same command goes on there", file=sys.stderr)
+        raise
+
+
+@contextmanager
 def _told(*, quiet: bool) -> Iterator[Told]:
-    """Progress on standard error, where that is a terminal: a bar for each arm of each exam."""
-    if quiet or not sys.stderr.isatty():
+    """Progress on standard error: on a terminal a bar for each arm of each exam, elsewhere a line now and then."""
+    if quiet:
         yield lambda exam, arm, done, of: None
+        return
+    if not sys.stderr.isatty():
+        yield _lines()
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -150,3 +166,17 @@ def _told(*, quiet: bool) -> Iterator[Told]:
             bar.update(tasks[exam, arm], completed=done, total=of)
 
         yield told
+
+
+def _lines() -> Told:
+    """A line at an arm's first and last answer, and every `EVERY` seconds between, whether answers come or not."""
+    last: dict[tuple[str, str], tuple[int, float]] = {}
+
+    def told(exam: str, arm: str, done: int, of: int) -> None:
+        now = time.monotonic()
+        before, when = last.get((exam, arm), (-1, -EVERY))
+        if now - when >= EVERY or (done == of and before < of):
+            print(f"{exam}, {arm}: {done} of {of} answers", file=sys.stderr, flush=True)
+            last[exam, arm] = done, now
+
+    return told

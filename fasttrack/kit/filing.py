@@ -8,6 +8,7 @@ from pathlib import Path, PurePosixPath
 from pydantic import ValidationError
 
 from fasttrack_validation import digests
+from fasttrack_validation.accuracy.campaign import Outcome
 from fasttrack_validation.errors import UserError
 from fasttrack_validation.load import claim as claiming
 from fasttrack_validation.load.figures import misfit
@@ -21,13 +22,14 @@ from ..git import display
 from ..server_grid import FOLDER, ServerGrid
 from . import plan
 from .plan import Kit
-from .sealing import MARK, SEAL, Sealed
+from .sealing import MARK, SEAL, Seal, Sealed
 
 MAX_BYTES = 4 << 20
 """Of one file of evidence in a repository, as confinement has it"""
 _SUFFIXES = (".json", ".jsonl", ".csv", ".md", ".txt", ".jsonl.gz", ".json.gz")
-_ROOMS = ("numerics", "accuracy")
 _PARTS = ("pairs", "end_to_end")
+_NUMERICS, _ACCURACY = "results/numerics/", "results/accuracy/"
+_RECORD, _SECTION = f"{_ACCURACY}accuracy.json", f"{_ACCURACY}accuracy.md"
 
 
 class Filed(Frozen):
@@ -66,6 +68,7 @@ def check(sealed: Sealed, signer: Path | None) -> Filed:
     _machine(sealed, faults)
     _claims(sealed, records, faults)
     codes = _codes(sealed.files)
+    _exams(sealed, faults)
     for step in kit.steps:
         code = codes.get(step.id)
         if code != 0:
@@ -76,10 +79,11 @@ def check(sealed: Sealed, signer: Path | None) -> Filed:
     place = f"evidence/kits/{kit.hardware}-{_short(kit.commit)}"
     files = {**grid, f"{place}/kit.json": "kit.json", f"{place}/machine.json": "results/machine.json"}
     for name in (*sealed.files, *sealed.long):
-        room = name.split("/")[1] if name.startswith("results/") and name.count("/") > 1 else ""
-        if room in _ROOMS:
-            inside = PurePosixPath(name).relative_to("results").as_posix()
-            files[f"{place}/{inside}"] = name
+        if name.startswith(_NUMERICS) or name in (_RECORD, _SECTION):
+            files[f"{place}/{PurePosixPath(name).relative_to('results').as_posix()}"] = name
+    if _RECORD in sealed.files:
+        files[f"evidence/accuracy/{kit.hardware}-{_short(kit.commit)}.json"] = _RECORD  # where reports look
+        notes.append("answers to exams are not filed, for they may quote items that belong to nobody's repository")
     for target, name in list(files.items()):
         data = sealed.files.get(name)
         if data is None and name not in sealed.long:
@@ -242,6 +246,26 @@ def _claims(sealed: Sealed, records: Mapping[str, Record], faults: list[str]) ->
         mine = json.loads(one.model_dump_json(exclude_none=True))
         if given.get(one.id) != {part: _by_cell(mine.get(part, ())) for part in _PARTS}:
             faults.append(f"claim {one.id} is not what the records give")
+
+
+def _exams(sealed: Sealed, faults: list[str]) -> None:
+    """The record of stage accuracy is about this model, and about the answers that came with it."""
+    if (text := sealed.files.get(_RECORD)) is None:
+        return
+    given = Seal.model_validate_json(sealed.seal).files
+    try:
+        record = strict_json.loads(text)
+        model, outcome = record["model"], Outcome.model_validate_json(json.dumps(record["outcome"]))
+    except (ValueError, TypeError, KeyError) as error:
+        faults.append(f"{_RECORD} is no record of stage accuracy: {str(error).splitlines()[0]}")
+        return
+    if model != sealed.kit.model:
+        faults.append(f"{_RECORD} is about {model}, the kit about {sealed.kit.model}")
+    for exam in outcome.exams:
+        for arm in (exam.baseline, exam.candidate):
+            answers = given.get(f"{_ACCURACY}{arm.file}")
+            if answers is None or answers.sha256 != arm.sha256:
+                faults.append(f"{_RECORD} is not about the answers in {_ACCURACY}{arm.file}")
 
 
 def _by_cell(pairs: Iterable[Mapping[str, object]]) -> dict[str, object]:

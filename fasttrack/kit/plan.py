@@ -126,6 +126,11 @@ class Exam(Frozen):
     build: tuple[str, ...]
     plan: tuple[str, ...]
 
+    def of(self, model: str) -> "Exam":
+        """With the model's name where {model} stands."""
+        kind, *more = self.build
+        return Exam(name=self.name.format(model=model), build=(kind.format(model=model), *more), plan=self.plan)
+
 
 PUBLISHED = (
     Exam(
@@ -143,15 +148,15 @@ PUBLISHED = (
 )  # fmt: skip
 REHEARSED = (
     Exam(
-        name="sample_integers", build=("sample_integers",),
-        plan=("--margin", "50", "--looks", "1", "--temperature", "0.0", "--max-tokens", "8"),
+        name="{model}_nano_product", build=("{model}_nano_product", "--items-each", "8"),
+        plan=("--margin", "50", "--looks", "1", "--temperature", "0.0", "--max-tokens", "10"),
     ),
 )  # fmt: skip
 
 
 def steps(model: str, hardware: str, grid: ServingGrid, fits: Sequence[Pair], *, rehearsal: bool) -> tuple[Step, ...]:
     """All steps of a kit, in order. Numerics come before exams, exams before speed: nobody tunes what is wrong."""
-    exams = REHEARSED if rehearsal else PUBLISHED
+    exams = [exam.of(model) for exam in (REHEARSED if rehearsal else PUBLISHED)]
     own = ("--grid", "grid.toml") if rehearsal else ()
     where = ("--hardware", hardware, "--scope", "server", *own, "--records", "results/grid")
     # A server of the small model says of itself what the engine's does not.
@@ -179,8 +184,8 @@ def steps(model: str, hardware: str, grid: ServingGrid, fits: Sequence[Pair], *,
         Step(
             id="accuracy", title="Exams, server against server", pair=plain.name, hours=0.2 if rehearsal else EXAM_HOURS,
             commands=_one(
-                "fasttrack", "validate", model, "--stage", "accuracy", *plans, "--exams", "exams", "--baseline",
-                URLS["stock"], "--candidate", URLS["specialised"], "--out", "results/accuracy",
+                "fasttrack", "validate", model, "--stage", "accuracy", *plans, "--exams", "exams", "--stock-url",
+                URLS["stock"], "--candidate-url", URLS["specialised"], "--out", "results/accuracy",
             ),
         ),
     ]  # fmt: skip

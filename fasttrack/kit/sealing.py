@@ -130,7 +130,7 @@ def _files(folder: Path) -> Iterator[tuple[str, Path]]:
         start = folder / top
         for path in [start] if start.is_file() else start.rglob("*"):
             name = path.relative_to(folder).as_posix()
-            if path.is_file() and not path.is_symlink() and not name.startswith(_LEFT):
+            if path.is_file() and not path.is_symlink() and not name.startswith(_LEFT) and path.name != "lock":
                 yield name, path
     # Of exams the manifest alone: items may be licensed, and the key belongs to nobody else.
     for path in folder.glob("exams/*/manifest.json"):

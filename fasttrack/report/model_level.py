@@ -44,7 +44,7 @@ class _Result(_Read):
 
 
 class _Rule(_Read):
-    margin: float
+    margin_points: float
 
 
 class _Plan(_Read):
@@ -127,7 +127,7 @@ class RungResult(Frozen):
 def exam_results(files: Mapping[str, bytes]) -> tuple[ExamResult, ...]:
     """Every exam that was sat. UserError for a file that is no record of an accuracy stage."""
     return tuple(
-        ExamResult(source=path, exam=one.plan.exam, verdict=one.result.verdict, margin=one.plan.rule.margin,
+        ExamResult(source=path, exam=one.plan.exam, verdict=one.result.verdict, margin=one.plan.rule.margin_points / 100,
                    paired=one.result.paired, decision=one.result.decision, truncated=one.result.truncated)
         for path, record in _read(files, "accuracy", _Accuracy) for one in record.outcome.exams
     )  # fmt: skip

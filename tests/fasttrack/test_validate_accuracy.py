@@ -1,6 +1,10 @@
 """`fasttrack validate --stage accuracy` between two local servers: verdicts, guards, going on, the record and the report."""
 
 import json
+import subprocess
+import sys
+import threading
+import time
 
 import exam_server as plays
 import pytest
@@ -8,6 +12,8 @@ import recorded_answers as recorded
 from model_server import refuse
 
 from fasttrack.cli import run
+from fasttrack.report import model_level
+from fasttrack_validation.errors import UserError
 
 pytest.importorskip("lm_eval", reason="pip install 'fasttrack[exams]'")
 
@@ -140,6 +146,56 @@ def test_a_server_that_fails_leaves_no_verdict(place, capsys, monkeypatch):
         told = capsys.readouterr().err
         assert "answers 500" in told and "every answer that came is kept" in told
     assert not (place / "out/accuracy.json").exists()
+
+
+@pytest.mark.parametrize("command", ["validate", "sit"])
+def test_a_stopped_run_says_where_it_goes_on(place, command):
+    """SIGTERM, while both servers are silent: exit 3, the line that says how to go on, and a log that shows it waited."""
+    path, silent = plan(place, "choices"), threading.Event()
+    with plays.server(lambda exchange: silent.wait(3600), {}) as stock, servers(EXAM)[1] as fast:
+        arguments = ["exam", "sit", str(place / "exams/choices"), "--plan", str(path), "--server", stock.url, "-o",
+                     str(place / "out")]  # fmt: skip
+        if command == "validate":
+            arguments = ["validate", "kimi_k3", "--stage", "accuracy", "--exams", str(place / "exams"), "--plan", str(path),
+                         "--stock-url", stock.url, "--candidate-url", fast.url, "-o", str(place / "out")]  # fmt: skip
+        process = subprocess.Popen([sys.executable, "-m", "fasttrack", *arguments], stderr=subprocess.PIPE, text=True)
+        while not stock.requests:
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.terminate()
+        _, told = process.communicate(timeout=120)
+        silent.set()
+    assert process.returncode == 3 and "stopped" in told
+    assert f"kept in {place / 'out'}: the same command goes on there" in told
+    assert "sample_choices, baseline: 0 of " in told
+
+
+def test_what_the_stage_keeps_is_what_the_report_reads(place):
+    """The record, filed as evidence by hand or by a kit, is the report's section: d, SE and bound as they were judged."""
+    plans = [plan(place, "choices", looks="2,3")]
+    with servers(EXAM)[0] as stock, servers(EXAM, 30)[1] as fast:
+        assert validate(place, plans, stock, fast) == 3
+    kept = (place / "out/accuracy.json").read_bytes()
+    (shown,) = model_level.exam_results({"evidence/accuracy/nano.json": kept, "evidence/accuracy/accuracy.md": b"no record"})
+    (judged,) = json.loads(kept)["outcome"]["exams"]
+    result = judged["result"]
+    paired, decision = result["paired"], result["decision"]
+    assert (shown.source, shown.exam, shown.verdict) == ("evidence/accuracy/nano.json", "sample_choices", "inconclusive")
+    assert shown.margin == 0.3 and (shown.paired.items, shown.paired.repeats) == (8, 3)
+    assert (shown.paired.difference, shown.paired.se) == (paired["difference"], paired["se"]) and paired["difference"] < 0
+    assert (shown.decision.lower, list(shown.truncated)) == (decision["lower"], result["truncated"])
+    for part in (f"d {100 * paired['difference']:+.2f} points", f"SE {100 * paired['se']:.2f}",
+                 f"lower bound {100 * decision['lower']:+.2f}, margin 30.00"):  # fmt: skip
+        assert part in shown.standing
+    # One that a guard refused has no figure, in the record and in the report.
+    with servers(EXAM)[0] as stock, plays.server(plays.sits(EXAM), {"kda_decode": 1}) as fast:
+        assert validate(place, plans, stock, fast, "-o", str(place / "refused")) == 1
+    (shown,) = model_level.exam_results({"evidence/accuracy/a.json": (place / "refused/accuracy.json").read_bytes()})
+    assert shown.verdict == "invalid" and shown.standing == "no figure: a guard did not hold"
+    broken = json.loads(kept)
+    del broken["outcome"]["exams"][0]["plan"]["rule"]["margin_points"]
+    with pytest.raises(UserError, match="is no record of stage accuracy"):
+        model_level.exam_results({"evidence/accuracy/a.json": json.dumps(broken).encode()})
 
 
 def test_an_arm_sits_alone_for_an_aa_run(place, capsys):

@@ -8,6 +8,8 @@ from fasttrack_validation.accuracy.frozen import Exam, Manifest, Scorer
 from fasttrack_validation.accuracy.plan import Plan
 from fasttrack_validation.accuracy.rule import Rule
 
+STOPS = ("<a>", "<b>", "<c>", "<d>", "<e>")
+
 
 def exam(kind: str = "sample_choices", **sizes) -> Exam:
     sizes = {"seed": 0, "needles": (2,), "words": (1000,), "items_each": 4, **sizes}
@@ -31,8 +33,8 @@ def sitting(
     """An arm that is wrong in that share of its answers, each with its own reasoning and seed; `run` draws others."""
     header = Arm(
         arm=arm, exam_sha256=of.digest, plan_sha256=by.digest(), model="nano",
-        sampling=Sampling(temperature=temperature, top_p=0.95, max_tokens=4096, stop=("a", "b", "c", "d", "e")),
-        stop_sent=("a", "b", "c", "d", "e"), kernels={} if arm == "baseline" else {"kda_decode": 69},
+        sampling=Sampling(temperature=temperature, top_p=0.95, max_tokens=4096, stop=STOPS),
+        stop_sent=STOPS, kernels={} if arm == "baseline" else {"kda_decode": 69},
         acceptance_forced=False,
     )  # fmt: skip
     answers = []

@@ -4,7 +4,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 
 from ..errors import UserError
@@ -19,6 +19,10 @@ ATTEMPTS = 8
 """Requests for one answer before a run is ended."""
 LONGEST_WAIT = 60.0
 """Seconds between two attempts at most, unless the server asks for more."""
+TICK = 5.0
+"""Seconds after which progress is told again where no answer came."""
+GRACE = 2.0
+"""Seconds that a run which is told to stop waits for answers under way; what takes longer is asked again."""
 
 Progress = Callable[[int, int], None]
 """(answers that are there, answers in all)."""
@@ -83,22 +87,39 @@ class Asking:
 
     def _fetch(self, missing: Sequence[Request], of: int) -> None:
         done, waiting = of - len(missing), iter(missing)
-        with ThreadPoolExecutor(max_workers=self._pace.workers) as pool:
-            running: set[Future[Answer]] = set()
+        running: set[Future[Answer]] = set()
+        try:
+            while True:
+                while len(running) < self._pace.workers and (one := next(waiting, None)) is not None:
+                    running.add(self._start(one))
+                if not running:
+                    return
+                finished, running = wait(running, timeout=TICK, return_when=FIRST_COMPLETED)
+                done = self._keep(finished, done, of)
+                if not finished:
+                    self._progress(done, of)
+        except BaseException as error:
+            # What is on its way has been paid for: it is kept as well, where it comes whole; but who stops a run does
+            # not wait for a server, which may take hours over an answer.
+            self._stopping.set()
             try:
-                while True:
-                    while len(running) < self._pace.workers and (one := next(waiting, None)) is not None:
-                        running.add(pool.submit(self._ask, one))
-                    if not running:
-                        return
-                    finished, running = wait(running, return_when=FIRST_COMPLETED)
-                    done = self._keep(finished, done, of)
-            except BaseException:
-                # What is on its way has been paid for: it is kept as well, where it comes whole.
-                self._stopping.set()
-                finished, _ = wait(running)
-                self._keep([one for one in finished if not one.cancelled() and one.exception() is None], done, of)
-                raise
+                wait(running, timeout=None if isinstance(error, Exception) else GRACE)
+            finally:
+                self._keep([one for one in running if one.done() and one.exception() is None], done, of)
+            raise
+
+    def _start(self, one: Request) -> Future[Answer]:
+        """Asks in a thread that ends with the process: a pool would be waited for, however long a server is silent."""
+        future: Future[Answer] = Future()
+
+        def work() -> None:
+            try:
+                future.set_result(self._ask(one))
+            except BaseException as error:
+                future.set_exception(error)
+
+        threading.Thread(target=work, name=f"{one.item.id} {one.repeat}", daemon=True).start()
+        return future
 
     def _keep(self, finished: Iterable[Future[Answer]], done: int, of: int) -> int:
         failed: BaseException | None = None

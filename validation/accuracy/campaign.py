@@ -15,10 +15,10 @@ from .engine import sit
 from .family import Family, FamilyRule
 from .frozen import Exam
 from .generation import Model
-from .guards import Sat
 from .plan import Plan
 from .result import FamilyResult, Result, judge, judge_family
 from .rule import Verdict
+from .sitting import Sat
 
 Told = Callable[[str, str, int, int], None]
 """(exam, arm, answers that are there, answers in all up to this look)."""

@@ -2,53 +2,12 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Set
-from dataclasses import dataclass
-from functools import cached_property
 from math import isclose, isfinite
 
-from .answers import Answer, Answers
-from .frozen import Exam, Item, Scorer
-from .plan import Plan
-from .scoring import Scored, score
+from .answers import Answer
+from .frozen import Scorer
+from .sitting import Sat
 from .verify import Finding
-
-
-@dataclass(frozen=True)
-class Sat:
-    """An exam that both arms sat."""
-
-    exam: Exam
-    plan: Plan
-    baseline: Answers
-    candidate: Answers
-
-    def arms(self) -> tuple[tuple[str, Answers], tuple[str, Answers]]:
-        """Both arms with what to call them."""
-        return ("baseline", self.baseline), ("candidate", self.candidate)
-
-    def scored(self, answer: Answer) -> Scored:
-        """Our own score of an answer to an item of the exam."""
-        name, text = answer.item, answer.text or ""
-        if (name, text) not in self._scored:
-            scorer = self.exam.manifest.scorer
-            self._scored[name, text] = score(scorer, self._items[name], self.exam.keys[name], text)
-        return self._scored[name, text]
-
-    def scores(self) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
-        """The scores of every item, baseline and candidate."""
-        held: tuple[dict[str, list[float]], dict[str, list[float]]] = {}, {}
-        for (_, arm), scores in zip(self.arms(), held, strict=True):
-            for answer in sorted(arm.answers, key=lambda answer: answer.repeat):
-                scores.setdefault(answer.item, []).append(self.scored(answer).score)
-        return held
-
-    @cached_property
-    def _items(self) -> dict[str, Item]:
-        return {item.id: item for item in self.exam.items}
-
-    @cached_property
-    def _scored(self) -> dict[tuple[str, str], Scored]:
-        return {}
 
 
 Guard = Callable[[Sat], Iterator[str]]
@@ -174,6 +133,15 @@ def _stop_dropped(sat: Sat) -> Iterator[str]:
             yield f"{name}: {len(arm.arm.stop_sent)} of {len(arm.arm.sampling.stop)} stop strings reached the server"
 
 
+def _stop_ignored(sat: Sat) -> Iterator[str]:
+    """A server leaves a stop string out of what it gives; one that holds it was not stopped there, or not as asked."""
+    for name, arm in sat.arms():
+        stops = arm.arm.sampling.stop
+        odd = [a for a in arm.answers if any(stop in a.reasoning or stop in (a.text or "") for stop in stops)]
+        if odd:
+            yield f"{name}: {len(odd)} answers hold a stop string, first {odd[0].item}: the server ignores them"
+
+
 def _kernels_inactive(sat: Sat) -> Iterator[str]:
     kernels = sat.candidate.arm.kernels
     idle = sorted(name for name, count in (kernels or {}).items() if count < 1)
@@ -297,6 +265,7 @@ CONTENT: dict[str, Guard] = {
     "model_changed": _model_changed,
     "sampling_differs": _sampling_differs,
     "stop_dropped": _stop_dropped,
+    "stop_ignored": _stop_ignored,
     "kernels_inactive": _kernels_inactive,
     "baseline_specialised": baseline_specialised,
     "acceptance_forced": _acceptance_forced,

@@ -7,10 +7,11 @@ from .answers import Answer, Answers
 from .family import FamilyRule, decide_family
 from .flips import Flips, mcnemar
 from .frozen import Exam
-from .guards import Sat, check
+from .guards import check
 from .paired import Paired, compare
 from .plan import Plan
 from .rule import Decision, Verdict, decide
+from .sitting import Sat
 from .verify import Finding
 
 

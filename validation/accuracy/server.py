@@ -20,6 +20,8 @@ from .generation import Counters, Generation, Unanswered
 COUNTERS = "/fasttrack/counters"
 _BUSY = frozenset({408, 409, 425, 429})
 _SHOWN = 200
+_COUNTING = 10.0
+"""Seconds that a server has to say what it counted"""
 
 
 class Server:
@@ -60,7 +62,7 @@ class Server:
     def counters(self) -> Counters:
         """What the server counts of itself; all unknown where it offers no such thing."""
         try:
-            return Counters.model_validate(self._client.get(COUNTERS, cast_to=object))
+            return Counters.model_validate(self._client.get(COUNTERS, cast_to=object, options={"timeout": _COUNTING}))
         except (self._openai.APIError, self._httpx.HTTPError, ValueError):
             return Counters()
 

@@ -7,10 +7,11 @@ from .answers import Answers
 from .calibration import Calibration, Noise, calibrate
 from .family import Family
 from .frozen import Exam
-from .guards import Sat, baseline_specialised, check
+from .guards import baseline_specialised, check
 from .paired import Paired, compare, item_means
 from .plan import Plan
 from .rule import Rule
+from .sitting import Sat
 from .verify import Finding
 
 

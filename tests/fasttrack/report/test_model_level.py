@@ -13,7 +13,7 @@ from report_layers import reports
 RESULT = {"verdict": "pass", "paired": {"items": 198, "repeats": 6, "difference": -0.012, "se": 0.008, "clusters": 198},
           "decision": {"lower": -0.0252, "minimum_detectable_loss": 0.03}, "truncated": [0.01, 0.02]}  # fmt: skip
 ACCURACY = {"format": "fasttrack.accuracy/1", "outcome": {"exams": [
-    {"plan": {"exam": "GPQA-Diamond", "rule": {"margin": 0.03}}, "result": RESULT}]}}  # fmt: skip
+    {"plan": {"exam": "GPQA-Diamond", "rule": {"margin_points": 3.0}}, "result": RESULT}]}}  # fmt: skip
 
 
 def spread(path: str, band: str, p999: float) -> dict:

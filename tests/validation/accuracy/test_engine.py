@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from pathlib import Path
@@ -72,6 +73,27 @@ def test_all_stop_strings_reach_the_server(tmp_path):
     assert answers.arm.stop_sent == plays.STOPS
     body = server.requests[0]
     assert (body["temperature"], body["top_p"], body["max_tokens"]) == (0.7, 0.95, 512)
+
+
+def test_a_server_that_ignores_its_stop_strings_is_refused_before_a_score(tmp_path):
+    """The answer is right, and behind the stop string the server went on."""
+    plan = plays.plan(EXAM, 2)
+
+    def goes_on(exchange):
+        answer = EXAM.keys[plays.item_of(EXAM, exchange.body).id].answer
+        ends = exchange.body["stop"][-1]
+        plays.sits(EXAM, text=f"Answer: {answer}\n{ends}The next question")(exchange)
+
+    arms = {}
+    for arm, play, kernels in (("baseline", plays.sits(EXAM), {}), ("candidate", goes_on, {"k": 1})):
+        with plays.server(play, kernels) as server:
+            arms[arm] = run(server, tmp_path / arm, arm=arm, plan=plan)
+    assert {answer.score for answer in arms["candidate"].answers} == {1.0}
+    result = judge(EXAM, plan, arms["baseline"], arms["candidate"])
+    assert result.verdict is Verdict.INVALID and result.paired is None
+    assert "stop_ignored" in {one.reason for one in result.findings}
+    honest = judge(EXAM, plan, arms["baseline"], arms["baseline"])
+    assert "stop_ignored" not in {one.reason for one in honest.findings}
 
 
 def test_null_content_is_kept_as_such_and_refused_before_a_score(tmp_path):
@@ -218,6 +240,51 @@ def test_kill_9_loses_nothing_and_repeats_nothing_that_was_kept(tmp_path):
     assert len(answers.answers) == ALL
     # The killed session never said how it ended: its launches are those up to the next one's begin.
     assert answers.arm.kernels == {"kda_decode": 85}
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
+def test_a_stopped_run_does_not_wait_for_a_silent_server(tmp_path, how):
+    """One answer came, the others are under way at a server that would take an hour over them."""
+    patient, first = threading.Event(), threading.Event()
+
+    def once(exchange):
+        if first.is_set():
+            patient.wait(3600)
+        first.set()
+        plays.sits(EXAM)(exchange)
+
+    code = "import signal\nsignal.signal(signal.SIGTERM, signal.default_int_handler)\n" + _KILLED
+    with plays.server(once, {"kda_decode": 5}) as server:
+        source = code.format(paths=[str(Path(plays.__file__).parent)], url=server.url, place=str(tmp_path))
+        process = subprocess.Popen([sys.executable, "-c", source], stderr=subprocess.PIPE, text=True)
+        journal = tmp_path / "answers.jsonl"
+        while not journal.exists() or not journal.read_text() or len(server.requests) < 3:
+            assert process.poll() is None
+            time.sleep(0.02)
+        process.send_signal(how)
+        _, told = process.communicate(timeout=120)
+        kept = journal.read_text()
+        assert "KeyboardInterrupt" in told and kept.count("\n") == 1
+        patient.set()
+        before = len(server.requests)
+        server.script = [plays.sits(EXAM)]
+        answers = run(server, tmp_path)
+    assert len(server.requests) - before == ALL - 1 and journal.read_text().startswith(kept)
+    assert len(answers.answers) == ALL
+
+
+def test_a_long_silence_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr("fasttrack_validation.accuracy.asking.TICK", 0.05)
+    told = []
+
+    def generate(messages, sampling, chosen):
+        while told.count((0, ALL)) < 4:
+            time.sleep(0.01)
+        return Generation(model="here", text="Answer: A", finish_reason="stop", tokens=5)
+
+    sit(EXAM, plays.plan(EXAM, 2), InProcess("here", generate), "baseline", tmp_path, repeats=2,
+        progress=lambda done, of: told.append((done, of)))  # fmt: skip
+    assert told[:4] == [(0, ALL)] * 4 and told[-1] == (ALL, ALL)
 
 
 def test_a_full_disk_is_an_error_and_what_was_kept_stays_whole(tmp_path):

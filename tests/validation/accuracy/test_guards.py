@@ -8,6 +8,7 @@ import recorded_answers as recorded
 from fasttrack_validation.accuracy import guards
 from fasttrack_validation.accuracy.result import judge
 from fasttrack_validation.accuracy.rule import Verdict
+from fasttrack_validation.accuracy.sitting import Sat
 
 EXAM = recorded.exam()
 PLAN = recorded.plan(EXAM)
@@ -34,7 +35,7 @@ def first(answer):
 
 
 def sat(*, exam=EXAM, plan=PLAN, baseline=BASELINE, candidate=CANDIDATE):
-    return guards.Sat(exam, plan, baseline, candidate)
+    return Sat(exam, plan, baseline, candidate)
 
 
 def greedy(arm):
@@ -72,7 +73,8 @@ EXPLOITS = {
     "thinking": sat(candidate=each(CANDIDATE, lambda a: {"text": f"<think>hm</think>\n{a.text}"}, only=first)),
     "model_changed": sat(candidate=each(CANDIDATE, lambda a: {"model": "another"}, only=first)),
     "sampling_differs": sat(candidate=header(CANDIDATE, sampling=SAMPLING.model_copy(update={"max_tokens": 256}))),
-    "stop_dropped": sat(baseline=header(BASELINE, stop_sent=("a", "b", "c", "d"))),
+    "stop_dropped": sat(baseline=header(BASELINE, stop_sent=recorded.STOPS[:4])),
+    "stop_ignored": sat(candidate=each(CANDIDATE, lambda a: {"text": f"{a.text}\n<c>Next question:"}, only=first)),
     "kernels_inactive": sat(candidate=header(CANDIDATE, kernels={"kda_decode": 69, "experts": 0})),
     "baseline_specialised": sat(baseline=header(BASELINE, kernels={"kda_decode": 1})),
     "acceptance_forced": sat(candidate=header(CANDIDATE, acceptance_forced=True)),
@@ -104,6 +106,13 @@ MORE_EXPLOITS = [
     ("transport", sat(candidate=each(CANDIDATE, lambda a: {"finish_reason": None}, only=first))),
     ("null_content", sat(baseline=each(BASELINE, lambda a: {"text": ""}, only=first))),
     ("thinking", sat(baseline=each(BASELINE, lambda a: {"text": f"hm</think>{a.text}"}, only=first))),
+    # In both arms alike; in the reasoning; at the limit; the stop string kept at the end.
+    ("stop_ignored", sat(baseline=each(BASELINE, lambda a: {"text": f"<a>{a.text}"}),
+                         candidate=each(CANDIDATE, lambda a: {"text": f"<a>{a.text}"}))),
+    ("stop_ignored", sat(baseline=each(BASELINE, lambda a: {"reasoning": f"{a.reasoning}<e>and"}, only=first))),
+    ("stop_ignored", sat(candidate=each(CANDIDATE, lambda a: {"text": None, "reasoning": "<b>" + a.reasoning,
+                                                              "finish_reason": "length"}, only=first))),
+    ("stop_ignored", sat(candidate=each(CANDIDATE, lambda a: {"text": f"{a.text}<b>"}, only=first))),
     ("kernels_inactive", sat(candidate=header(CANDIDATE, kernels=None))),
     ("kernels_inactive", sat(candidate=header(CANDIDATE, kernels={}))),
     ("baseline_specialised", sat(baseline=header(BASELINE, kernels=None))),
@@ -169,6 +178,9 @@ def test_other_ways_are_refused_too(reason, exploit):
         sat(candidate=each(CANDIDATE, lambda a: {"tokens": a.tokens * 95 // 100, "score": 1.0})),
         # The candidate is cut off less often than the baseline.
         sat(baseline=each(BASELINE, lambda a: {"finish_reason": "length"}, only=first)),
+        # Stopped, and a part of a stop string is left; or the text of one that was never asked for.
+        sat(candidate=each(CANDIDATE, lambda a: {"text": f"{a.text}\n<c"}, only=first),
+            baseline=each(BASELINE, lambda a: {"text": f"{a.text}\n<f>"}, only=first)),
         # The reasoning may hold whatever it likes.
         sat(candidate=each(CANDIDATE, lambda a: {"reasoning": a.reasoning + "<think>"})),
     ],
@@ -182,9 +194,9 @@ def test_right_answers_to_mrcr_coincide_and_wrong_ones_do_not():
     plan = recorded.plan(exam)
     arms = [recorded.sitting(exam, plan, name) for name in ("baseline", "candidate")]
     terse = [each(arm, lambda a: {"reasoning": ""}) for arm in arms]
-    assert reasons(guards.Sat(exam, plan, *terse)) == set()
+    assert reasons(Sat(exam, plan, *terse)) == set()
     wrong = each(terse[1], lambda a: {"text": a.text[:40]}, only=lambda a: a.item == exam.items[0].id)
-    assert reasons(guards.Sat(exam, plan, terse[0], wrong)) == {"copies"}
+    assert reasons(Sat(exam, plan, terse[0], wrong)) == {"copies"}
 
 
 def test_no_finding_quotes_an_answer():
