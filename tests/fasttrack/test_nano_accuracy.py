@@ -23,8 +23,6 @@ pytest.importorskip("lm_eval", reason="pip install 'fasttrack[exams]'")
 pytestmark = pytest.mark.slow
 
 KIND, ITEMS, SEED = "kimi_k3_nano_product", 24, 4
-PILOT_LOSS, PILOT_WITHIN = 13.5, 0.14
-"""Points that `gates_rolled` costs on 96 items of that seed, and the variance of an item's difference there"""
 
 
 @contextmanager
@@ -101,26 +99,6 @@ def test_a_planted_mistake_is_judged_as_the_power_predicts(exam, stock, fault, m
     # By hand: the rule fails an arm where even the upper bound lies beyond the margin.
     beyond = result["decision"]["upper"] < -margin / 100
     assert (result["verdict"], code) == (("fail", 1) if beyond else ("inconclusive", 3))
-
-
-def test_a_planted_mistake_fails_an_exam_that_was_planned_to_see_it(stock, tmp_path, capsys):
-    """Planned from the pilot, sat on other items: at the contract's margin the rule fails the arm, and no guard stops it.
-
-    An arm that loses L fails at margin m as often as one that loses nothing passes at L - m: so `exam power` is asked.
-    """
-    exam, margin = tmp_path / "exam", 3.0
-    assert run(["exam", "build", KIND, "--seed", str(SEED + 1), "--items-each", "112", "-o", str(exam)]) == 0
-    more = ["--looks", "1", "--temperature", "0", "--max-tokens", "10"]
-    for name, points in (("power", PILOT_LOSS - margin), ("3", margin)):
-        assert run(["exam", "plan", str(exam), "--margin", str(points), *more, "-o", str(tmp_path / f"{name}.toml")]) == 0
-    capsys.readouterr()
-    assert run(["exam", "power", str(tmp_path / "power.toml"), "--within", str(PILOT_WITHIN), "--json"]) == 0
-    planned = json.loads(capsys.readouterr().out)
-    assert planned["power"]["1"] > 0.8 and planned["repeats_needed"] == 1
-    code, record = validated(tmp_path, stock, "gates_rolled", 3, capsys)
-    result = record["result"]
-    assert result["findings"] == [] and (result["verdict"], code) == ("fail", 1)
-    assert result["decision"]["upper"] < -margin / 100 and result["paired"]["items"] == 112
 
 
 @pytest.mark.parametrize("fault", ["gates_rolled", "forgets"])
