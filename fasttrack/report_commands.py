@@ -82,7 +82,7 @@ def _grid(directory: ModelDirectory) -> tuple[tuple[tuple[str, str], ...], tuple
 
     contract = contracts.load(directory.manifest.model.contract)
     stale, missing = [], []
-    for hardware in dict.fromkeys(claim.hardware for claim in directory.manifest.envelope) if contract.grid else ():
+    for hardware in dict.fromkeys(claim.hardware for claim in directory.manifest.envelope) if contract.has_grid else ():
         grid = Grid(directory, contract, hardware)
         stale += [(f"{DIRECTORY}/{hardware}/{one.spec.key}.json", changed)
                   for one in grid.kept().values() if (changed := grid.stale(one))]  # fmt: skip
