@@ -72,6 +72,13 @@ def _steps(name: str) -> tuple[tuple[str, tuple[str, ...]], ...]:
              f"git commit -m 'Add {name} to the lane'",
              f"fasttrack submit {name} --op rms_norm --candidate {directory}/kernels/rms_norm.py "
              f"--branch fasttrack/{name}/rms_norm",
+             f"git switch fasttrack/{name}/rms_norm"),
+        ),
+        (
+            "4. The report of that run tells what the run touched. Both commits are one change: let it tell of all of it.",
+            (f"fasttrack report {name} --write --base main",
+             f"git add {directory}/report",
+             "git commit -m 'Tell of the whole change in the report'",
              f"fasttrack gate --base main --head fasttrack/{name}/rms_norm --model {name}"),
         ),
     )  # fmt: skip

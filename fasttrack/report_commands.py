@@ -12,6 +12,7 @@ from . import model_dir
 from .git import Repository
 from .model_dir import ModelDirectory
 from .report import fresh, record
+from .report.data import NOBODY
 from .report.page import report_data
 from .report.render import render
 from .storage import write_inside
@@ -64,6 +65,9 @@ def _write(directory: ModelDirectory, files: Mapping[str, bytes], base: str | No
     told = told.model_copy(update={"stale": stale, "not_run": (*kept, *missing)})
     if base is not None:
         told = told.model_copy(update={"touched": _touched(directory, files, base)})
+        if told.provenance.agent == NOBODY:
+            commit = Repository.open(directory.path).resolve(base)
+            told = told.model_copy(update={"provenance": told.provenance.model_copy(update={"base_commit": commit})})
     markdown, page = render(report_data(files, directory.manifest, told))
     written = []
     for name, text in ((record.DESIGN, told.text()), (record.MARKDOWN, markdown), (record.PAGE, page)):
@@ -82,7 +86,7 @@ def _grid(directory: ModelDirectory) -> tuple[tuple[tuple[str, str], ...], tuple
 
     contract = contracts.load(directory.manifest.model.contract)
     stale, missing = [], []
-    for hardware in dict.fromkeys(claim.hardware for claim in directory.manifest.envelope) if contract.grid else ():
+    for hardware in dict.fromkeys(claim.hardware for claim in directory.manifest.envelope) if contract.has_grid else ():
         grid = Grid(directory, contract, hardware)
         stale += [(f"{DIRECTORY}/{hardware}/{one.spec.key}.json", changed)
                   for one in grid.kept().values() if (changed := grid.stale(one))]  # fmt: skip

@@ -119,6 +119,8 @@ def envelope_map(data: ReportData) -> EnvelopeMap:
             done = sum(one.measured for one in cells)
             if not place.rows[0] <= row <= place.rows[1]:
                 spots.append(Spot("outside", "stock"))
+            elif failed := sum(one.outcome.kind == "failed" for one in cells):
+                spots.append(Spot("failed", f"{failed} failed" + f", {done} measured" * bool(done)))
             elif done:
                 spots.append(Spot("measured", f"{done} measured" if done == len(cells) else f"{done} of {len(cells)} measured"))
             else:

@@ -1,9 +1,6 @@
 """What a design report is rendered from. Figures are read from evidence; prose that types figures is refused."""
 
-import re
-from typing import Annotated
-
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from fasttrack_validation.claims.cells import Measured, Modelled, NotMeasured
 from fasttrack_validation.judge.pack import KernelPack
@@ -12,22 +9,11 @@ from fasttrack_validation.records import Frozen, canonical_json, sha256
 
 from ..confinement.check import ChangedFile
 from ..evidence import Name, OpName, PerformanceCell, Stage, Statement
+from .exchange import Exchange, findings
+from .kernels import Kernel
 from .layers import Layer
 from .model_level import ExamResult, RungResult
-
-_FIGURE = re.compile(
-    r"(?<![A-Za-z0-9_])\d+([.,]\d+)*\s*(x\b|×|%|percent\b|-?fold\b|times\b|[µu]s\b|ms\b|ns\b|seconds?\b|tok|[KMGT]i?B\b|[GTP]FLOP)",
-    re.IGNORECASE,
-)
-
-
-def _without_figures(text: str) -> str:
-    if found := _FIGURE.search(text):
-        raise ValueError(f"{found[0]!r} is typed: figures are rendered from evidence")
-    return text
-
-
-Prose = Annotated[str, AfterValidator(_without_figures)]
+from .prose import Prose
 
 
 class Prediction(Frozen):
@@ -186,6 +172,8 @@ class ReportData(Frozen):
     maintenance: Maintenance
     decisions: tuple[Decision, ...]
     layers: tuple[Layer, ...] = Field(default=(), description="cells of the model's own grid")
+    exchanges: tuple[Exchange, ...] = Field(default=(), description="records of several ranks, communication included")
+    kernels: tuple[Kernel, ...] = Field(default=(), description="entry files that layers call or the change touches")
     places: tuple[Place, ...] = Field(default=(), description="the envelope, place by place")
     standings: tuple[Standing, ...] = ()
     sat: tuple[ExamResult, ...] = Field(default=(), description="exams with their results")
@@ -208,6 +196,7 @@ class ReportData(Frozen):
         """SHA-256 over the statements and the grid's cells: what a decision or a pull request refers to."""
         digests = {op.op: sha256(op.statement.canonical_json().encode()) for op in self.ops}
         digests |= {layer.source: sha256(layer.canonical_json().encode()) for layer in self.layers}
+        digests |= {one.source: sha256(one.canonical_json().encode()) for one in self.exchanges}
         for one in (*self.sat, *self.rungs):
             digests[f"{one.source} {getattr(one, 'exam', '')}{getattr(one, 'rung', '')}{getattr(one, 'tp', '')}"] = sha256(
                 one.canonical_json().encode()
@@ -298,5 +287,8 @@ class ReportData(Frozen):
         if silent := [op for op in self.manifest_ops if op not in told]:
             names = ", ".join(silent) if len(silent) <= 4 else f"{len(silent)} ops"
             rows.append((f"{names}: everything", "no statement of the judge"))
-        rows += [(f"{one.hardware}: {one.name}", one.outcome.reason) for one in self.layers if not one.measured]
+        rows += [(f"{'failed: ' * (one.outcome.kind == 'failed')}{one.hardware}: {one.name}", one.outcome.reason)
+                 for one in self.layers if not one.measured]  # fmt: skip
+        rows += [(f"{one.what} between GPUs, {' '.join(one.details[0])}", one.reason)
+                 for one, _ in findings(self.exchanges) if one.outcome == "not_run"]  # fmt: skip
         return (*rows, *self.not_run, *((f"exam {exam.name}", exam.reason) for exam in self.not_sat))

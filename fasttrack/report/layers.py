@@ -15,6 +15,7 @@ from fasttrack_validation.errors import UserError
 from fasttrack_validation.records import Frozen, digest_files
 
 DIRECTORY = "evidence/grid"
+_WORDS = {"kda": "KDA", "mla": "MLA", "moe": "MoE"}
 
 
 class _Read(BaseModel):
@@ -67,6 +68,21 @@ class Comparison(_Read):
     high: float
 
 
+class Call(_Read):
+    """An op, or several, and the file that computed it."""
+
+    op: str
+    kernel: str
+
+
+class Conditions(_Read):
+    """Of the card, while the cell was timed."""
+
+    sm_mhz_lowest: int | None = None
+    throttles: tuple[str, ...] = ()
+    unavailable: str | None = None
+
+
 class Measured(_Read):
     """Both paths, timed against each other."""
 
@@ -77,6 +93,19 @@ class Measured(_Read):
     target_floor_us: float
     physical_floor_us: float
     bytes: int
+    stock_bytes: int | None = None
+    calls: tuple[Call, ...] = ()
+    conditions: Conditions = Conditions()
+
+    @property
+    def by_bytes(self) -> float | None:
+        """The factor of the gain that comes of bytes that the stock path's arrangement reads and this one does not."""
+        return self.stock_bytes / self.bytes if self.stock_bytes and self.bytes else None
+
+    @property
+    def by_speed(self) -> float | None:
+        """The factor that is left: bytes per second of the specialised path over the stock path's."""
+        return self.comparison.ratio / self.by_bytes if self.by_bytes else None
 
 
 class Unmeasured(_Read):
@@ -108,6 +137,7 @@ class _Record(_Read):
     subject: Subject
     hardware: str
     scope: str
+    machine: dict[str, str] = {}
     outcome: Annotated[Measured | Unmeasured, Field(discriminator="kind")]
 
 
@@ -119,14 +149,30 @@ class Layer(Frozen):
     hardware: str
     scope: str
     outcome: Measured | Unmeasured
+    machine: dict[str, str] = {}
 
     @property
     def name(self) -> str:
         """As a person calls it."""
         spec = self.spec
         extra = [f"verify width {spec.width}"] * (spec.width > 1) + [f"{spec.context} tokens cached"] * bool(spec.context)
-        what = spec.kind if spec.kind == spec.span else f"{spec.kind} {spec.span}"
+        kind = " + ".join(_WORDS.get(part, part) for part in spec.kind.split("_"))
+        what = kind if spec.kind == spec.span else f"{kind} {spec.span}"
         return ", ".join([what, f"TP{spec.tp}", f"{spec.rows} row{'s' * (spec.rows != 1)}", *extra])
+
+    @property
+    def conditions(self) -> str:
+        """Machine, versions, clocks."""
+        held = [value if name == "device" else f"{name} {value}" for name, value in self.machine.items()
+                if name in ("device", "driver", "cuda", "torch", "triton")]  # fmt: skip
+        if isinstance(self.outcome, Measured):
+            seen = self.outcome.conditions
+            if seen.sm_mhz_lowest is not None:
+                held.append(f"SM clock {seen.sm_mhz_lowest} MHz at the lowest")
+                held.append(f"throttling: {', '.join(seen.throttles) or 'none seen'}")
+            elif seen.unavailable:
+                held.append(f"clocks: {seen.unavailable}")
+        return "; ".join(held)
 
     @property
     def measured(self) -> bool:
@@ -154,8 +200,11 @@ def layers(files: Mapping[str, bytes], decode: Iterable[str] = (), stale: Mappin
         changed = stale.get(path) or ("decode" if record.subject.decode != now else "")
         if changed and isinstance(outcome, Measured):
             outcome = Unmeasured(kind="not_run", reason=f"what is kept is about other sources ({changed})")
+        elif changed and outcome.kind == "failed":
+            outcome = Unmeasured(kind="failed", reason=f"{outcome.reason}; that was with other sources ({changed})")
         found.append(
-            Layer(source=path, spec=record.spec, hardware=record.hardware, scope=record.scope, outcome=outcome)
-        )
+            Layer(source=path, spec=record.spec, hardware=record.hardware, scope=record.scope, outcome=outcome,
+                  machine=record.machine)
+        )  # fmt: skip
     return tuple(sorted(found, key=lambda one: (
         one.hardware, one.spec.kind, one.spec.tp, one.spec.context or 0, one.spec.width, one.spec.rows)))  # fmt: skip

@@ -13,8 +13,9 @@ from fasttrack_validation.judge.verdict import KernelAudit, Status
 
 from .. import evidence
 from ..confinement.check import ChangedFile
-from . import layers, model_level
+from . import exchange, layers, model_level
 from .data import Attempt, Grid, Maintenance, OpReport, Place, ReportData, Risk, Standing
+from .kernels import kernels
 from .record import DESIGN, DesignRecord, read
 from .risks import risky_mechanisms
 
@@ -42,6 +43,7 @@ def report_data(files: Mapping[str, bytes], manifest: Any, record: DesignRecord 
         Place(hardware=e.hardware, tp=e.tp, rows=e.rows, verify_width=e.verify_width, dtypes=tuple(map(str, e.dtypes)))
         for e in manifest.envelope
     )
+    cells = layers.layers(files, manifest.decode.sources if manifest.decode else (), dict(record.stale))
     return ReportData(
         model=model.name,
         title=model.title,
@@ -65,7 +67,11 @@ def report_data(files: Mapping[str, bytes], manifest: Any, record: DesignRecord 
             obsolete_when=record.obsolete_when,
         ),
         decisions=record.decisions,
-        layers=layers.layers(files, manifest.decode.sources if manifest.decode else (), dict(record.stale)),
+        layers=cells,
+        exchanges=exchange.exchanges(files, f"models/{model.name}"),
+        kernels=kernels(
+            files, {name: op.kernels for name, op in manifest.ops.items()}, cells, (one.path for one in record.touched)
+        ),
         places=places,
         sat=model_level.exam_results(files),
         rungs=model_level.rung_results(files),

@@ -13,7 +13,8 @@ from fasttrack_validation.errors import UserError
 from fasttrack_validation.records import Frozen
 
 from ..evidence import Name, OpName
-from .data import Decision, Exam, Prediction, Prose, Provenance
+from .data import Decision, Exam, Prediction, Provenance
+from .prose import Prose
 
 DESIGN = "report/design.json"
 MARKDOWN, PAGE = "report/design.md", "report/design.html"

@@ -14,6 +14,8 @@ from ..confinement.names import invisible
 from .charts import BAR, envelope_map, shortened, timelines
 from .data import ReportData
 from .drawing import BOX, draw
+from .exchange import findings
+from .headline import asked, extremes, whole
 from .model_level import charts
 
 _MARKDOWN = re.compile(r"([\\`*_\[\]|~]|^[#+-])")
@@ -66,6 +68,17 @@ def link(path: str) -> str:
 def microseconds(value: float) -> str:
     """A time with three significant digits, and its unit."""
     return f"{value:#.3g}".rstrip(".") + " µs" if value < 999.5 else f"{value:,.0f} µs"
+
+
+def time(value: float) -> str:
+    """Microseconds with three significant digits, as milliseconds where they are thousands."""
+    return microseconds(value) if value < 1000 else f"{value / 1000:#.3g}".rstrip(".") + " ms"
+
+
+def spread(figure) -> str:
+    """The ends around a median, their unit left to it where it is the same."""
+    (middle, unit), *ends = (time(value).split(" ") for value in (figure.median, figure.low, figure.high))
+    return " to ".join(value if own == unit else f"{value} {own}" for value, own in ends)
 
 
 def error(value: float) -> str:
@@ -123,6 +136,15 @@ def merged(rows) -> tuple[tuple[str, str], ...]:
     return tuple(("; ".join(held), why) for why, held in found.items())
 
 
+def by_reason(layers) -> tuple[tuple[str, tuple], ...]:
+    """(reason, layers) of those that were not run, one row a reason; what failed is told cell by cell."""
+    found: dict[str, list] = {}
+    for layer in layers:
+        if layer.outcome.kind == "not_run":
+            found.setdefault(layer.outcome.reason, []).append(layer)
+    return tuple((reason, tuple(held)) for reason, held in found.items())
+
+
 def by_mechanism(risks) -> tuple[tuple[str, str, tuple[str, ...]], ...]:
     """(mechanism, question, places) of the risks, one row a mechanism."""
     found: dict[tuple[str, str], list[str]] = {}
@@ -152,11 +174,13 @@ def environment() -> jinja2.Environment:
         lstrip_blocks=True, keep_trailing_newline=True,
         autoescape=lambda name: bool(name) and name.endswith(".html.j2"), finalize=_finalize,
     )  # fmt: skip
-    made.filters |= {"md": markdown, "code": code, "link": link, "us": microseconds, "error": error, "count": count,
-                     "paragraphs": paragraphs, "shortened": shortened, "own_words": own_words}  # fmt: skip
+    made.filters |= {"md": markdown, "code": code, "link": link, "us": microseconds, "time": time, "spread": spread,
+                     "error": error, "count": count, "paragraphs": paragraphs, "shortened": shortened, "own_words": own_words}  # fmt: skip
     made.globals |= {"draw": draw, "ratio": ratio, "cell_lines": cell_lines, "BOX": BOX, "BAR": BAR, "drawn": timelines,
                      "envelope_map": envelope_map, "worst": worst, "merged": merged,
-                     "by_mechanism": by_mechanism, "over_positions": charts, "source_link": source_link}  # fmt: skip
+                     "by_mechanism": by_mechanism, "over_positions": charts, "source_link": source_link,
+                     "asked": asked, "extremes": extremes, "whole": whole, "findings": findings,
+                     "by_reason": by_reason}  # fmt: skip
     return made
 
 

@@ -113,6 +113,15 @@ def test_it_travels_as_two_changes_and_the_gate_passes_unedited(scaffolded):
 
     done = checkout.fasttrack("submit", NAME, "--op", "rms_norm", "--candidate", KERNEL, "--branch", "proved", "--json")
     assert done.returncode == 0, done.stderr + done.stdout
+    # The run's report tells what the run touched; the change is both commits, and the gate says what its report lacks.
+    code, reasons, _ = gate(checkout, "main", "proved")
+    assert code == 1 and reasons == {"report.touched"}
+    kept = checkout.git("rev-parse", "proved")
+    checkout.git("switch", "--quiet", "proved")
+    done = checkout.fasttrack("report", NAME, "--write", "--base", "main")
+    assert done.returncode == 0, done.stderr
+    checkout.commit("report", f"models/{NAME}/report")
+    assert all(path.startswith(f"models/{NAME}/report/") for path in checkout.git("diff", "--name-only", kept, "proved").splitlines())
     code, _, stages = gate(checkout, "main", "proved")
     assert code == 0 and {stages[stage] for stage in ("confinement", "manifest", "evidence", "lifetime")} == {"pass"}
     # The table names its evidence now; all else is as it was scaffolded.

@@ -1,12 +1,15 @@
 """A report with measured layers in it, on top of the one with something in every section."""
 
 import importlib.util
+import json
 from functools import cache
 from pathlib import Path
 from types import ModuleType
 
 from fasttrack.report import data as d
+from fasttrack.report import exchange
 from fasttrack.report import layers as grid
+from fasttrack.report.kernels import Kernel
 
 # Text that would act wherever it is not escaped.
 HOSTILE = (
@@ -42,11 +45,38 @@ def layer(tp: int, rows: int, stock: float, mine: float) -> grid.Layer:
     outcome = grid.Measured(
         kind="measured", specialised=_path(mine, ("front", "experts"), 0.5), stock=_path(stock, STOCK, 1.5),
         comparison=grid.Comparison(standing="faster", ratio=ratio, low=ratio * 0.99, high=ratio * 1.01),
-        target_floor_us=mine / 2, physical_floor_us=mine / 3, bytes=1 << 28,
+        target_floor_us=mine / 2, physical_floor_us=mine / 3, bytes=1 << 28, stock_bytes=5 << 26,
+        calls=(grid.Call(op="kda_decode", kernel="kernels/kda_decode.py"),),
+        conditions=grid.Conditions(sm_mhz_lowest=1980),
     )  # fmt: skip
     spec = grid.Spec(span="layer", kind="kda_moe", tp=tp, rows=rows)
     return grid.Layer(source=f"evidence/grid/h200/tp{tp}-kda_moe-r{rows}.json", spec=spec, hardware="h200",
-                      scope="one rank, exchange bytes local, no communication", outcome=outcome)  # fmt: skip
+                      scope="one rank, exchange bytes local, no communication", outcome=outcome,
+                      machine={"device": "NVIDIA H200", "torch": "2.11.0"})  # fmt: skip
+
+
+def ranks(message: str = "", subject: dict[str, str] = {}) -> bytes:
+    """A record of two ranks: a step that is slower than stock, a layer that failed, latencies, a check, cells not run."""
+    def figure(median: float) -> dict:
+        return {"median": median, "quarter": median * 0.99, "three quarters": median * 1.01, "samples": [median]}
+
+    step = {"what": "step", "span": "step", "tp": 2, "rows": 1, "context": 1024, "outcome": "measured"}
+    layer = step | {"what": "layer", "span": "KDA layer"}
+    cells = [
+        step | {"path": "stock path, NCCL", "microseconds": figure(26000.0)},
+        step | {"path": "decode path, mailboxes", "microseconds": figure(39000.0)},
+        layer | {"path": "stock path, NCCL", "microseconds": figure(300.0)},
+        layer | {"path": "decode path, mailboxes", "outcome": "failed", "reason": "states are off" + message},
+        {"what": "latency", "tp": 2, "rows": 8, "outcome": "measured", "microseconds": {
+            "sum: mailbox (symmetric)": figure(3.5), "sum: mailbox (ipc)": figure(3.6), "sum: NCCL, add": figure(8.8)}},
+        {"what": "lost rank", "tp": 2, "memory": "ipc", "scenario": "killed", "outcome": "passed", "bound_seconds": 2.0},
+        {"what": "lost rank", "tp": 2, "memory": "ipc", "scenario": "late", "outcome": "failed", "reason": "no reason" + message},
+        *({"what": what, "tp": tp, "outcome": "not_run", "reason": f"no machine of {tp} GPUs was at hand"}
+          for tp in (4, 8) for what in ("latency", "step")),
+    ]  # fmt: skip
+    conditions = {"gpus": ["NVIDIA H200"] * 2, "nccl": "2.28.9", "peer access": [[True, True]]}
+    return json.dumps({"hardware": "h200", "scope": "two ranks", "method": "replays", "conditions": conditions,
+                       "subject": subject, "cells": cells}).encode()  # fmt: skip
 
 
 def with_layers(message: str = "") -> d.ReportData:
@@ -58,4 +88,6 @@ def with_layers(message: str = "") -> d.ReportData:
         "title": "Kimi K3", "layers": (layer(8, 1, 130.0, 104.0), layer(8, 8, 190.0, 180.0), layer(16, 1, 112.0, 84.0), missing),
         "places": tuple(d.Place(hardware=h, tp=tp, rows=(1, 64)) for h in ("h200", "gb300") for tp in (8, 16)),
         "standings": (d.Standing(op="front_gemm", status=None),),
+        "exchanges": exchange.exchanges({"evidence/exchange/h200-tp2.json": ranks(message)}, "models/kimi_k3"),
+        "kernels": (Kernel(path="kernels/kda_decode.py", ops=("kda_decode",), words="One decode step." + message, layers=3),),
     })  # fmt: skip

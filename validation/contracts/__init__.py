@@ -68,6 +68,11 @@ class ModelContract:
         return self.ops[_known(f"op of {self.model}", name, (*self.ops, *_wholes(self.model)))]
 
     @property
+    def has_grid(self) -> bool:
+        """Whether the model has a performance grid."""
+        return (ROOT / "contracts" / self.model / "grid.py").is_file()
+
+    @property
     def grid(self) -> "Grid":
         """The model's performance grid. Raises UserError where the model has none yet."""
         _require(self.model, "grid.py", f"{self.model} has no performance grid")

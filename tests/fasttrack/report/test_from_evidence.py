@@ -15,10 +15,11 @@ from fasttrack.report.render import render
 from fasttrack.stages import StageStatus
 from fasttrack_validation.errors import UserError
 from fasttrack_validation.records import digest_files
-from report_layers import layer, reports, with_layers
+from report_layers import layer, ranks, reports, with_layers
 
 STATEMENT = "evidence/statements/kda_decode.judge.json"
 CELL = "evidence/grid/h200/tp8-kda_moe-r1.json"
+RANKS = "evidence/exchange/h200-tp2.json"
 DECODE = {"decode.py": b"A = 1\n"}
 
 
@@ -53,7 +54,7 @@ def directory(**change: bytes | None) -> dict[str, bytes]:
     """A model directory with a rendered report. `change` maps paths, "/" written "__", to other contents."""
     statement = reports().make().ops[0].statement.canonical_json().encode()
     files = DECODE | {
-        "kernels/kda_decode.py": b"import triton\nx = tl.atomic_add(p, 1)\n", STATEMENT: statement, CELL: cell(),
+        "kernels/kda_decode.py": b"import triton\nx = tl.atomic_add(p, 1)\n", STATEMENT: statement, CELL: cell(), RANKS: ranks(),
         "evidence/archive/kda_decode.json": json.dumps(ARCHIVE).encode(), record.DESIGN: told().text().encode(),
     }  # fmt: skip
     text, page = render(report_data(files, manifest()))
@@ -95,6 +96,8 @@ def test_a_number_edited_by_hand_is_found_by_line():
         ("report.unreadable", {record.DESIGN: b"{}"}),
         ("report.unreadable", {record.DESIGN: told(model="beta").text().encode()}),
         ("report.unreadable", {STATEMENT: None}),
+        ("report.edited", {RANKS: ranks("another reason")}),
+        ("report.unreadable", {RANKS: b"{}"}),
         ("report.unreadable", {CELL: b"[]"}),
         ("report.unreadable", {"evidence/archive/kda_decode.json": b'{"candidates": [1]}'}),
     ],
@@ -124,6 +127,10 @@ def test_figures_about_other_sources_are_not_shown():
     assert fresh_one.measured and not stale.measured and "other sources (decode)" in stale.outcome.reason
     (named,) = layers({CELL: cell()} | DECODE, DECODE, {CELL: "kernels"})
     assert named.outcome.reason.endswith("(kernels)")
+    value = json.loads(cell()) | {"outcome": {"kind": "failed", "reason": "wrong result"}}
+    for text, told in ((b"A = 1\n", "wrong result"), (b"A = 2\n", "wrong result; that was with other sources (decode)")):
+        (failed,) = layers({CELL: json.dumps(value).encode(), "decode.py": text}, DECODE)
+        assert (failed.outcome.kind, failed.outcome.reason) == ("failed", told)
 
 
 class Linked(HTMLParser):
@@ -197,7 +204,7 @@ def test_the_envelope_tells_measured_from_claimed_from_outside():
     assert found.rows == (1, 2, 4, 8, 16)
     ((name, spots),) = found.places
     assert name == "h200, TP8" and [spot.state for spot in spots] == ["measured", *["missing"] * 4]
-    assert envelope_map(with_layers()).places[1][1][3].text == "claimed"  # that cell failed
+    assert envelope_map(with_layers()).places[1][1][3].text == "1 failed"
 
 
 def test_kernel_names_are_readable():

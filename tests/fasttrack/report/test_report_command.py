@@ -20,15 +20,18 @@ def test_the_report_of_kimi_k3(tmp_path, monkeypatch, capsys):
     git = ["git", "-c", "user.name=Ada", "-c", "user.email=ada@example.org"]
     for command in (["init", "--quiet"], ["add", "-A"], ["commit", "--quiet", "-m", "base"]):
         subprocess.run([*git, *command], cwd=tmp_path, check=True)
+    base = subprocess.run([*git, "rev-parse", "HEAD"], cwd=tmp_path, check=True, capture_output=True, text=True).stdout.strip()
+    subprocess.run([*git, "commit", "--quiet", "--allow-empty", "-m", "head"], cwd=tmp_path, check=True)
     monkeypatch.chdir(tmp_path)
     assert cli.run(["report", "kimi_k3"]) == 2  # there is none yet
-    assert cli.run(["report", "kimi_k3", "--write", "--base", "HEAD"]) == 0
+    assert cli.run(["report", "kimi_k3", "--write", "--base", "HEAD~1"]) == 0
     assert cli.run(["report", "kimi_k3", "--check"]) == 0
     for name in ("design.md", "design.html", "design.json"):
         assert list(check_contents(f"report/{name}", (copied / "report" / name).read_bytes(), Limits())) == []
     page = copied / "report/design.md"
     text = page.read_text("utf-8")
-    for part in ("# Design report: Kimi K3", "layers and steps on gb300", "AIME25: not run", "(../evidence/grid/h200/"):
+    for part in ("# Design report: Kimi K3", "layers and steps on gb300", "AIME25: not run", "(../evidence/grid/h200/",
+                 f"Base commit: `{base}`", "(../evidence/exchange/h200-tp2.json)", "lost or late rank"):
         assert part in text
     page.write_text(text.replace("18 ops", "17 ops"), "utf-8")
     capsys.readouterr()
