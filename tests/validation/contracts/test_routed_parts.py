@@ -231,7 +231,8 @@ def test_the_exam_is_sane_at_the_true_shapes(name):
 REFUSED = {
     "shared_down+attn_res_norm": "shared_down reads from front",
     "front+experts": "connected nowhere",
-    "front+routing+latent_up": "lies between",
+    "front+routing+latent_up": "connected nowhere",
+    "front+routing+experts+latent_up": "shared_down lies between",
     "experts+latent_up+routing+head": "connected nowhere",
 }
 
