@@ -1,7 +1,8 @@
 """Records of several ranks at work, communication included, as a report shows them: `evidence/exchange/*.json`.
 
 Read as data. A record names the sources that it is about by digest; which of them are others by now is told beside its
-figures, which stay: renewing them takes several GPUs of one host, and they count nowhere else on the page.
+figures, which stay, marked, wherever the page shows them: renewing them takes several GPUs of one host, and hiding them would
+hide what speaks against the design. No ratio is drawn from them.
 """
 
 import hashlib
