@@ -23,6 +23,7 @@ from fasttrack.kit import known, machine, plan, sealing
 from fasttrack.kit.plan import Kit
 from fasttrack.kit.write import write
 from fasttrack.report.model_level import exam_results
+from long_tests import long
 
 from fasttrack_validation.accuracy import campaign
 from fasttrack_validation.accuracy.result import judge
@@ -417,6 +418,7 @@ def with_program(here):
             "PYTHONPATH": f"{SUPPORT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}", "OMP_NUM_THREADS": "1"}  # fmt: skip
 
 
+@long
 @pytest.mark.slow
 def test_the_whole_kit_runs_with_the_small_model(here, capsys):
     """Nothing in place of anything: two servers of the nano model, numerics, exam, grid, claims, seal, import."""

@@ -6,6 +6,7 @@ import pytest
 import served
 
 from fasttrack import cli
+from long_tests import long
 from fasttrack_validation.contracts.kimi_k3.nano.tokenizer import BOS, encode
 
 TOKENS = [BOS, *encode("add 1\n")]
@@ -24,6 +25,7 @@ def scores(one, *, by=None):
     return [row[str(token)]["logprob"] for row, token in zip(rows[1:], TOKENS[1:], strict=True)]
 
 
+@long
 @pytest.mark.slow
 def test_oracle_ranks_and_kernels_serve_the_same_model(weights):
     common = ("--checkpoint", str(weights), "--context", "64", "--sessions", "2")
