@@ -441,6 +441,7 @@ def test_the_whole_kit_runs_with_the_small_model(here, capsys):
     assert code == 0 and found["rehearsal"] and len(found["measured"]) == 2 and found["filed"] == [] == found["faults"]
 
 
+@long
 @pytest.mark.slow
 def test_a_rehearsal_from_the_kit_to_the_import(here, capsys):
     """run.sh itself, with servers of a test in place of a model: machine, steps, a cut, the rest, the seal, the import."""

@@ -12,6 +12,7 @@ from pathlib import Path
 import nano_server
 import pytest
 import torch
+from long_tests import long
 
 from fasttrack.cli import run
 from fasttrack_validation.accuracy.power import power
@@ -80,7 +81,7 @@ def test_identical_arms_pass_word_for_word(exam, stock, capsys):
     assert texts[0] == texts[1]
 
 
-@pytest.mark.parametrize(("fault", "margin"), [("gates_rolled", 15), ("forgets", 5)])
+@pytest.mark.parametrize(("fault", "margin"), [("gates_rolled", 15), pytest.param("forgets", 5, marks=long)])
 def test_a_planted_mistake_is_judged_as_the_power_predicts(exam, stock, fault, margin, capsys):
     """One that costs everything fails; one that costs some points is at least not let through by so small an exam."""
     code, record = validated(exam, stock, fault, margin, capsys)
@@ -101,6 +102,7 @@ def test_a_planted_mistake_is_judged_as_the_power_predicts(exam, stock, fault, m
     assert (result["verdict"], code) == (("fail", 1) if beyond else ("inconclusive", 3))
 
 
+@long
 @pytest.mark.parametrize("fault", ["gates_rolled", "forgets"])
 def test_numerics_sees_the_same_mistakes(fault):
     """Errors of logits against float64, token by token: far beyond 1.25 times those of the plain path."""

@@ -12,6 +12,7 @@ import decoded
 import fasttrack_models.kimi_k3.exchange as exchange
 import pytest
 import torch
+from long_tests import long
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from fasttrack_models.kimi_k3 import decode
@@ -237,6 +238,7 @@ def test_a_transport_that_does_not_fuse_leaves_the_mixes_alone(ranked):
     assert len(step.launches) == len(made.executors[4].bound) + step.exchanges
 
 
+@long
 @pytest.mark.slow
 def test_ranks_of_two_processes_decode_as_near_to_the_oracle_as_the_plain_path(tmp_path):
     """By gloo in place of mailboxes: what is sent, when, and where it lands."""

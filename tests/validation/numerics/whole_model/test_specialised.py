@@ -8,10 +8,12 @@ from fasttrack_validation.contracts.kimi_k3.numerics import material
 from fasttrack_validation.contracts.kimi_k3.numerics.paths import Paths
 from fasttrack_validation.contracts.kimi_k3.step.state import PADDING, Batch
 from fasttrack_validation.numerics.whole_model.specialised import Specialised
+from long_tests import long
 
 MODEL = Path(__file__).parents[4] / "models" / "kimi_k3"
 
 
+@long
 @pytest.mark.slow
 def test_kernels_and_the_plain_path_take_turns_on_one_state():
     """A prefill and a verify step by the plain path, steps by the kernels; every path from its own state."""
