@@ -12,12 +12,12 @@ import decoded
 import fasttrack_models.kimi_k3.exchange as exchange
 import pytest
 import torch
-from long_tests import long
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from fasttrack_models.kimi_k3 import decode
 from fasttrack_models.kimi_k3.exchange import kernels, mailboxes, peers
 from fasttrack_validation.contracts.kimi_k3.architecture import Architecture
+from long_tests import long
 
 FOLDER = Path(exchange.__file__).parent
 HEADER = (FOLDER / "mailbox.cuh").read_text()
