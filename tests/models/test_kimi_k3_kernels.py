@@ -68,7 +68,7 @@ def test_constants_of_the_other_kernels_are_those_of_the_published_model():
         "RESIDENT_ROWS": 16,
         "UP_ROWS": 8,
     }
-    assert module_constants(KERNELS / "moe_half.py") == {"EXPERTS": moe.experts}
+    assert module_constants(KERNELS / "moe_half.py") == {"EXPERTS": moe.experts, "NORM_EPS": of.eps.backbone}
     assert module_constants(KERNELS / "mla_value.py") == {"LATENT": mla.kv_lora_rank, "HEAD_DIM": mla.v_head_dim}
     assert module_constants(KERNELS / "mla_query.py") == {
         "Q_RANK": mla.q_lora_rank,

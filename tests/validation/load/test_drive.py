@@ -33,8 +33,9 @@ def test_a_closed_loop_keeps_its_places_and_counts_the_servers_tokens():
     assert {one.output_tokens for one in run.answers} == {10} and {one.input_tokens for one in run.answers} == {12}
     assert all(len(one.gaps) == 9 for one in run.answers)
     found = figures.of(run, decode_only=False)
-    # The server cannot be faster than its pace; a slow machine can make it slower.
-    assert found.ttft >= 0.029 and found.tpot >= 0.0039
+    # The server cannot be faster than its pace, a slow machine can make it slower; who reads a first piece late finds the next
+    # ones there.
+    assert found.ttft >= 0.029 and found.ttft + 9 * found.tpot >= 0.064
     body = running.requests[0][1]
     assert body["ignore_eos"] and body["stream"] and body["max_tokens"] == 10 and running.requests[0][0] == "/v1/completions"
     assert run.counters.drafts == 60 and run.counters.cache_queries == 72
