@@ -12,6 +12,7 @@ import torch
 from fasttrack_models.kimi_k3 import decode
 from fasttrack_models.kimi_k3.plan import Fallback, Step, Why
 from fasttrack_validation.contracts.kimi_k3.architecture import Architecture
+from long_tests import long
 
 SUPPORT = Path(__file__).parents[1] / "support"
 # Logits: so many times the plain path's own error. Both round at nearly the same points, and a model of random weights
@@ -27,7 +28,7 @@ def interpreted(script: str, *arguments: str) -> dict:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", ["tp1", "tp2", "nano"])
+@pytest.mark.parametrize("what", [pytest.param("tp1", marks=long), "tp2", "nano"])
 def test_decoded_tokens_are_as_near_to_the_oracle_as_the_plain_paths(what):
     """After a prefill: padded rows beside live ones, pages with gaps, states updated in place; simulated ranks at TP 2."""
     found = interpreted("interpreted_decode.py", what)
