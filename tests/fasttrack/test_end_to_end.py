@@ -87,9 +87,9 @@ def test_every_performance_cell_says_not_measured_and_why(proposed, repository):
     cells = [cell[arm] for cell in statement["predicate"]["performance"] for arm in ("candidate", "stock")]
     assert len(cells) == 56 and all(cell["kind"] == "not_measured" and cell["reason"] for cell in cells)
     page = Path(outcome["report"]).read_text("utf-8")
-    # The grid of every op of the manifest, 28 cells of them of this one.
-    cells = re.search(r"\b0 of (\d+)", page)
-    assert cells and int(cells[1]) >= 28 and page.count("not measured") >= 28
+    # The grid of every op of the manifest, 28 cells of them of this one; layers are counted apart.
+    counts = [int(count) for count in re.findall(r"\b0 of (\d+)", page)]
+    assert max(counts) >= 28 and page.count("not measured") >= 28
     body = Path(outcome["body"]).read_text("utf-8")
     assert "stays a draft" in body and "nobody was configured as author" in body
 
