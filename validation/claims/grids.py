@@ -95,9 +95,13 @@ def _cell(key: str, before: Record | None, after: Record | None) -> Compared:
     was, now = before.outcome, after.outcome
     stock = ratio_of_medians(was.stock.samples, now.stock.samples)
     ratio = ratio_of_medians(was.specialised.samples, now.specialised.samples)
+    return compared(key, stock, ratio, f"the stock path's time moved by {abs(1 / stock.value - 1):.1%}, so the card did")
+
+
+def compared(key: str, stock: Ratio, ratio: Ratio, drifted: str) -> Compared:
+    """What the ratios of before over after say of a cell. Where the stock side moved too, nothing, for the reason `drifted`."""
     if abs(stock.value - 1) > DRIFT:
-        reason = f"the stock path's time moved by {abs(1 / stock.value - 1):.1%}, so the card did"
-        return Compared(cell=key, change=Change.APART, ratio=ratio, stock=stock, reason=reason)
+        return Compared(cell=key, change=Change.APART, ratio=ratio, stock=stock, reason=drifted)
     change = Change.SAME
     if ratio.low > 1 and ratio.value > 1 + SMALLEST_EFFECT:
         change = Change.FASTER

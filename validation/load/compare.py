@@ -7,9 +7,8 @@ claims/grids.py.
 from collections import Counter
 from collections.abc import Mapping
 
-from ..claims.grids import DRIFT, Change, Compared, ratio_of_medians
+from ..claims.grids import Change, Compared, compared, ratio_of_medians
 from ..records import canonical_json
-from ..timing.comparison import SMALLEST_EFFECT
 from .records import Measured, Record, Side, machine
 
 
@@ -57,15 +56,7 @@ def _cell(key: str, before: Record | None, after: Record | None) -> Compared:
         return Compared(cell=key, change=Change.APART, reason=why)
     stock, ratio = (ratio_of_medians(_tpots(one), _tpots(other)) for one, other in (
         (was.stock, now.stock), (was.specialised, now.specialised)))  # fmt: skip
-    if abs(stock.value - 1) > DRIFT:
-        reason = f"the stock arm's TPOT moved by {abs(1 / stock.value - 1):.1%}, so the machine did"
-        return Compared(cell=key, change=Change.APART, ratio=ratio, stock=stock, reason=reason)
-    change = Change.SAME
-    if ratio.low > 1 and ratio.value > 1 + SMALLEST_EFFECT:
-        change = Change.FASTER
-    elif ratio.high < 1 and ratio.value < 1 / (1 + SMALLEST_EFFECT):
-        change = Change.SLOWER
-    return Compared(cell=key, change=change, ratio=ratio, stock=stock)
+    return compared(key, stock, ratio, f"the stock arm's TPOT moved by {abs(1 / stock.value - 1):.1%}, so the machine did")
 
 
 def _other_means(before: Record, after: Record) -> str:
