@@ -4,11 +4,13 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from ...errors import UserError
 from . import long_rung, op_rung
+from .cards import CPU, CUDA
 from .plan import Material, Settings, Work, works
 from .runner import UnitRun
 from .scenario import Action, RungName
@@ -27,16 +29,22 @@ Say = Callable[[str, int, int], None]
 
 
 class Stage:
-    """One run in a directory. `arm` gives a specialised path of a TP, to be entered; None for PyTorch candidates."""
+    """One run in a directory. `arm` gives a specialised path of a TP, to be entered; None for PyTorch candidates.
+
+    `device`: where all paths but the candidate compute.
+    """
 
     def __init__(
-        self, subject: Subject, out: Path, checkpoint: Path, arm: Callable[[int], Any] | None, *, jobs: int = 1,
+        self, subject: Subject, out: Path, weights: Any, arm: Callable[[int], Any] | None, *, jobs: int = 1,
+        device: str = CPU,
     ) -> None:  # fmt: skip
         from ...contracts.kimi_k3.numerics import material
-        from ...contracts.kimi_k3.numerics.paths import Paths
+        from ...contracts.kimi_k3.numerics.weights import paths_of
 
         self.subject, self.settings, self.out = subject, subject.settings, out
-        self._paths, self._arm, self._jobs = Paths(checkpoint), arm, jobs
+        self._paths, self._arm, self._jobs = paths_of(weights, device), arm, jobs
+        # A GPU holds the weights of one specialised path beside those of the others.
+        self._units = threading.Semaphore(jobs if device == CPU else 1)
         self._material = material
         self._lock, self._stop = threading.Lock(), threading.Event()
         self._idle: dict[int, list[Any]] = {}
@@ -53,11 +61,12 @@ class Stage:
         of = Material(
             self._material.streams.stream, self._material.draft_head().propose, self._material.VOCABULARY
         )
-        todo: list[Callable[[], None]] = [lambda work=work: self._unit(work) for work in works(self.settings, of)]
+        todo: list[Callable[[], None]] = []
+        if RungName.LONG_CONTEXT in self.settings.rungs and (self._arm is None or self.settings.device == CUDA):
+            todo.append(self._long)
         if RungName.OP in self.settings.rungs:
             todo.append(self._ops)
-        if RungName.LONG_CONTEXT in self.settings.rungs and self._arm is None:
-            todo.append(self._long)
+        todo += [lambda work=work: self._unit(work) for work in works(self.settings, of)]
         with ExitStack() as self._stack, ThreadPoolExecutor(self._jobs) as pool:
             futures = [pool.submit(task) for task in todo]
             try:
@@ -97,7 +106,7 @@ class Stage:
         unit = work.unit
         if (self.out / f"{unit.key}.jsonl.gz").exists():
             return
-        with ExitStack() as stack:
+        with self._units, ExitStack() as stack:
             replicas = {f"again-{n}": self._paths.again(unit.tp, n) for n in range(1, self.settings.replicas + 1)}
             paths = {ORACLE: self._paths.oracle(), STOCK: self._paths.stock(unit.tp), **replicas}
             if self._arm is None:
@@ -120,13 +129,15 @@ class Stage:
         with ExitStack() as stack:
             for tp in self.settings.tps:
                 run = self._op_runner(stack, tp)
-                exams += op_exams(self._paths.architecture, tp, self.settings.seed, run, lambda n: self._did("op", n))
+                of = self._paths.architecture
+                exams += op_exams(of, tp, self.settings.seed, run, lambda n: self._did("op", n), self._jobs)
         write_lines(self.out / OP, exams)
         self._say("op", 1, 1)
 
     def _op_runner(self, stack: ExitStack, tp: int) -> op_rung.Run:
         if self._arm is not None:
-            arm = stack.enter_context(self._arm_of(tp))
+            # A process of its own, which never loads the model.
+            arm = stack.enter_context(self._arm(tp))
             return lambda contract, at, inputs: arm.op(contract.op, at, inputs)
         name = self.settings.candidate.removeprefix("plain:")
         fault = self._material.faults.FAULTS.get(name)
@@ -141,23 +152,41 @@ class Stage:
     def _long(self) -> None:
         if (self.out / LONG).exists():
             return
-        name = self.settings.candidate.removeprefix("plain:")
-        write_lines(self.out / LONG, long_points(self.settings, self._material.faults.FAULTS.get(name), self._did))
+        if self._arm is None:
+            name = self.settings.candidate.removeprefix("plain:")
+            points = long_points(self.settings, self._material.faults.FAULTS.get(name), self._did)
+        else:
+            with self._arm(self.settings.main_tp) as arm:
+                points = long_points_on_gpu(self.settings, arm, self._did)
+        write_lines(self.out / LONG, points)
         self._say("long_context", 1, 1)
 
 
-def op_exams(architecture: Any, tp: int, seed: int, run: op_rung.Run, say: Callable[[int], None]) -> list[op_rung.Exam]:
-    """Every op of a rank of `tp`, on every distribution, at each of `OP_ROWS`."""
+def op_exams(
+    architecture: Any, tp: int, seed: int, run: op_rung.Run, say: Callable[[int], None], jobs: int = 1
+) -> list[op_rung.Exam]:
+    """Every op of a rank of `tp`, on every distribution, at each of `OP_ROWS`; `jobs` oracles at a time, one candidate."""
     from ...contracts.kimi_k3.numerics import op_exams as exams
 
-    found = []
-    for contract in exams.contracts(architecture).values():
-        for rows in OP_ROWS:
-            at = exams.workload(contract, tp, rows, seed + rows)
-            for number, distribution in enumerate(contract.distributions):
-                found.append(op_rung.sit(contract, at, distribution, seed + number, run))
-                say(len(found))
-    return found
+    lock, counted = threading.Lock(), count(1)
+
+    def alone(contract: Any, at: Any, inputs: Any) -> Any:
+        with lock:
+            return run(contract, at, inputs)
+
+    def sit(contract: Any, rows: int, number: int, distribution: str) -> op_rung.Exam:
+        at = exams.workload(contract, tp, rows, seed + rows)
+        found = op_rung.sit(contract, at, distribution, seed + number, alone)
+        say(next(counted))
+        return found
+
+    with ThreadPoolExecutor(jobs) as pool:
+        futures = [
+            pool.submit(sit, contract, rows, number, distribution)
+            for contract in exams.contracts(architecture).values() for rows in OP_ROWS
+            for number, distribution in enumerate(contract.distributions)
+        ]  # fmt: skip
+        return [future.result() for future in futures]
 
 
 def long_points(settings: Settings, fault: Any, say: Say) -> list[long_rung.Point]:
@@ -175,21 +204,50 @@ def long_points(settings: Settings, fault: Any, say: Say) -> list[long_rung.Poin
     paths = {STOCK: drift.plain(), **again, CANDIDATE: own}
     run = long_rung.Stepping(drift.oracle(), paths, long_state.decades(settings.steps))
     points = run(drift.projections(settings.steps), lambda step: say("long_context", step, 0))
-    op = contracts(of)["mla_core"]
     mistake = fault.mistake if fault and fault.op == "mla_core" else None
-    at, inputs, positions = long_state.needles(of, LONG_TP, settings.context, settings.seed)
-    exact = op.oracle(inputs, at)["context"]
-    got = {STOCK: op.plain(inputs, at)["context"]}
+
+    def candidate(op: Any, at: Any, inputs: Any) -> Any:
+        if mistake:
+            return op.hypotheses[mistake](inputs, at)["context"].bfloat16()
+        other, values = long_state.reordered(at, inputs, 99)
+        return op.plain(values, other)["context"]
+
+    return points + _attended(settings, contracts(of)["mla_core"], candidate)
+
+
+def long_points_on_gpu(settings: Settings, arm: Any, say: Say) -> list[long_rung.Point]:
+    """The same of the kernels in `arm`: what is given to them is drawn on both sides of the pipe."""
+    from ...contracts.kimi_k3.architecture import Architecture
+    from ...contracts.kimi_k3.numerics import long_state
+    from ...contracts.kimi_k3.numerics.op_exams import contracts
+    from . import long_gpu
+
+    of = Architecture.from_config()
+    drift, marks = long_state.Drift(of, LONG_TP, settings.seed, CUDA), long_state.decades(settings.steps)
+    again = {f"again-{n}": drift.again(n) for n in range(1, settings.replicas + 1)}
+    paths = {ORACLE: drift.oracle(), STOCK: drift.plain(), **again}
+    found = long_gpu.states(drift, paths, settings.steps, marks, lambda step: say("long_context", step, 0))
+    own = arm.long_state(settings.seed, LONG_TP, settings.steps, marks)
+    points = [point for step in marks for point in long_rung.moved(step, {**found[step], CANDIDATE: own[step]})]
+
+    def candidate(op: Any, at: Any, inputs: Any) -> Any:
+        return arm.op("mla_core", at, inputs, true_widths=True)["context"]
+
+    return points + _attended(settings, contracts(of)["mla_core"], candidate)
+
+
+def _attended(settings: Settings, op: Any, candidate: Callable[[Any, Any, Any], Any]) -> list[long_rung.Point]:
+    """Attention over a long context by all paths."""
+    from ...contracts.kimi_k3.numerics import long_state
+
+    at, inputs, positions = long_state.needles(op.architecture, LONG_TP, settings.context, settings.seed)
+    exact, got = op.oracle(inputs, at)["context"], {STOCK: op.plain(inputs, at)["context"]}
     for number in range(1, settings.replicas + 1):
         # The same tokens in another order: attention without positions has the same result, summed otherwise.
         other, values = long_state.reordered(at, inputs, number)
         got[f"again-{number}"] = op.plain(values, other)["context"]
-    if mistake:
-        got[CANDIDATE] = op.hypotheses[mistake](inputs, at)["context"].bfloat16()
-    else:
-        other, values = long_state.reordered(at, inputs, 99)
-        got[CANDIDATE] = op.plain(values, other)["context"]
-    return points + long_rung.attended(positions, exact, got)
+    got[CANDIDATE] = candidate(op, at, inputs)
+    return long_rung.attended(positions, exact, got)
 
 
 def batch(action: Action) -> Any:
