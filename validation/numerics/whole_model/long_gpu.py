@@ -55,7 +55,7 @@ class _Replayed:
     """One path's graph of a block, on a stream of its own."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self._stream, self._graph = path, torch.cuda.Stream(), None
+        self.path, self._graph = path, None
         self.out: Tensor
 
     def eagerly(self, projections: Tensor) -> None:
@@ -65,6 +65,7 @@ class _Replayed:
     def replay(self, projections: Tensor) -> None:
         """`projections` lie at the same place each time."""
         if self._graph is None:
+            self._stream = torch.cuda.Stream()
             self._capture(projections)
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
