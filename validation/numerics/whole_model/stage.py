@@ -70,13 +70,15 @@ class Stage:
         with ExitStack() as self._stack, ThreadPoolExecutor(self._jobs) as pool:
             futures = [pool.submit(task) for task in todo]
             try:
-                for future in futures:
-                    future.result()
+                # What fails does not take with it what runs beside it.
+                failures = [failure for future in futures if (failure := future.exception())]
             except BaseException:
                 # Units that run now end behind the action that they are at: nothing that is written down is lost.
                 self._stop.set()
                 pool.shutdown(cancel_futures=True, wait=True)
                 raise
+        if failures:
+            raise failures[0]
         verdict = judge(self.out)
         write(self.out / VERDICT, verdict.canonical_json() + "\n")
         return verdict
