@@ -42,6 +42,10 @@ def test_an_honest_path_passes_a_rung_and_its_records_give_the_same_verdict_agai
     assert validate("--recompute", "--out", str(home / "out")) == 3
     text = capsys.readouterr().out
     assert "noise (A/A)" in text and "NOT RUN" in text and "Tokens that the candidate changes most" in text
+    # The same command in another place gives the same records to the last bit.
+    assert validate(*wanted[:-len(SMALL) - 1], str(home / "other"), *SMALL, "--json") == 3
+    other = json.loads(capsys.readouterr().out)
+    assert (other["digest"], other["verdict"]["evidence"]) == (first["digest"], first["verdict"]["evidence"])
     # Another setting must not go on with these records.
     assert validate(*wanted, "--seed", "1") == 2
     assert "another subject (settings differ)" in capsys.readouterr().err
@@ -52,6 +56,8 @@ def test_an_honest_path_passes_a_rung_and_its_records_give_the_same_verdict_agai
     [
         (["--rung", "sixth"], "the rungs are op, teacher_forced"), (["--tp", "3"], "use 1, 2, 4, 8, 16"),
         (["--tp", "a"], "write --tp 1,8,16"), (["--candidate", "mine"], "write specialised, plain:twin"),
+        (["--device", "tpu"], "name auto, cpu or cuda"), (["--layers", "0,1,3", "--device", "cpu"], "they need a GPU"),
+        (["--layers", "0,1", "--faults"], "leave out --checkpoint and --faults"),
         (["--checkpoint", "/nowhere"], "name the `checkpoint` directory"),
         (["--recompute", "--out", "/nowhere"], "name the --out of one"), (["--recompute", "--faults"], "leave out --faults"),
     ],

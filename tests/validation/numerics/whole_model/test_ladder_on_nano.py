@@ -119,6 +119,16 @@ def test_draft_proposals_are_accepted_now_and_then():
     assert 0.1 < sum(kept) / len(kept) < 6 and {0, 1, 2} <= set(kept)
 
 
+def test_tensors_are_laid_where_the_inputs_are(paths):
+    """On a GPU in earnest; here on torch's device without memory."""
+    contract = op_exams.contracts(paths.architecture)["kda_decode"]
+    at = op_exams.workload(contract, 2, 3, 0)
+    inputs = {name: tensor.to("meta") for name, tensor in contract.make_inputs(at, "typical", 0).items()}
+    found = op_exams.laid(contract, at, inputs)
+    assert {tensor.device.type for tensor in found.values()} == {"meta"}
+    assert {spec.name: spec.strides for spec in contract.tensors(at)} == {name: t.stride() for name, t in found.items()}
+
+
 def test_configurations_split_over_all_ranks(paths):
     for tp in (1, 8, 16):
         found = kernel_sizes.configurations(paths.architecture, tp)
