@@ -18,6 +18,7 @@ from fasttrack_validation.numerics.whole_model import stage as ladder
 from fasttrack_validation.numerics.whole_model import verdict as kept
 from fasttrack_validation.numerics.whole_model.checks import Result
 from fasttrack_validation.numerics.whole_model.long_gpu import BLOCK
+from fasttrack_validation.numerics.whole_model.pieces import Job, Say
 from fasttrack_validation.numerics.whole_model.plan import Settings
 from fasttrack_validation.numerics.whole_model.scenario import RungName
 
@@ -42,10 +43,12 @@ def run(model: str, options: Mapping[str, Any]) -> NoReturn:
     weights = _weights(options, settings)
     if options["faults"]:
         _faults(settings, weights.checkpoint, out, options)
-    stage = ladder.Stage(
-        _subject(model, directory, settings, weights), out, weights, _arms(directory, settings, weights),
-        jobs=options["jobs"], device="cpu" if weights.checkpoint else settings.device,
+    job = Job(
+        subject=_subject(model, directory, settings, weights), out=out.resolve(), weights=weights, threads=options["jobs"],
+        device="cpu" if weights.checkpoint else settings.device, contract=directory.manifest.model.contract,
+        directory=directory.path.resolve(),
     )  # fmt: skip
+    stage = ladder.Stage(job, jobs=options["jobs"])
     with storage.writing(out), _progress(options["as_json"]) as say:
         verdict = stage.run(say)
     _show(verdict, out, options)
@@ -137,16 +140,6 @@ def _machine(settings: Settings) -> dict[str, str]:
     return {"device": device, "torch": torch.__version__, "triton": version("triton")}
 
 
-def _arms(directory: model_dir.ModelDirectory, settings: Settings, weights: WeightsOf):
-    """What gives a specialised path of some TP; None where the candidate is a PyTorch path."""
-    if settings.candidate != "specialised":
-        return None
-    from fasttrack_validation.numerics.whole_model.specialised import Specialised
-
-    contract = directory.manifest.model.contract
-    return lambda tp: Specialised(contract, directory.path, weights, tp, settings.device)
-
-
 def _clear(out: Path) -> None:
     """Removes a run's records, and nothing else."""
     if not out.exists():
@@ -183,7 +176,7 @@ def _show(verdict: kept.StageVerdict, out: Path, options: Mapping[str, Any]) -> 
 
 
 @contextmanager
-def _progress(quiet: bool) -> Iterator[ladder.Say]:
+def _progress(quiet: bool) -> Iterator[Say]:
     """A line for each unit that runs, on standard error, where that is a terminal; else a line for each that is done."""
     if quiet:
         yield lambda unit, done, of: None

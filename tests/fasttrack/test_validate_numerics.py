@@ -1,10 +1,17 @@
 """`fasttrack validate --stage numerics`: runs, goes on, computes anew, refuses."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 from fasttrack.cli import run
 
+ROOT = Path(__file__).parents[2]
 SMALL = ["--tokens", "8", "--tp", "1", "--replicas", "2", "--jobs", "1"]
 
 
@@ -49,6 +56,27 @@ def test_an_honest_path_passes_a_rung_and_its_records_give_the_same_verdict_agai
     # Another setting must not go on with these records.
     assert validate(*wanted, "--seed", "1") == 2
     assert "another subject (settings differ)" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_run_that_is_stopped_leaves_no_process_and_goes_on_to_the_same_verdict(home, capsys):
+    wanted = ["--candidate", "plain:twin", "--rung", "greedy", *SMALL, "--tokens", "120"]
+    out, journal = home / "stopped", home / "stopped" / "greedy-tp1-free.jsonl"
+    command = [sys.executable, "-m", "fasttrack", "validate", "kimi_k3", "--stage", "numerics", *wanted, "--out", str(out)]
+    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True)
+    while process.poll() is None and not (journal.exists() and journal.read_bytes().count(b"\n") >= 4):
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.wait(30) == 3
+    with pytest.raises(ProcessLookupError):
+        for _ in range(100):
+            os.killpg(process.pid, 0)
+            time.sleep(0.1)
+    assert journal.exists() and not (out / "verdict.json").exists()
+    assert validate(*wanted, "--out", str(out), "--json") == 3
+    went_on = json.loads(capsys.readouterr().out)
+    assert validate(*wanted, "--out", str(home / "whole"), "--json") == 3
+    assert json.loads(capsys.readouterr().out)["digest"] == went_on["digest"]
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from ..records import Frozen
 from ..timing.plausibility import Fault, Reading
 from ..timing.session import Replay, differing
 
-Role = Literal["stock", "specialised"]
+Role = Literal["stock", "specialised", "bench"]
 Packed = tuple[str, tuple[int, ...], bytes]
 """A tensor on its way through a pipe: element type, shape, contents"""
 DEADLINE_SECONDS = 600
