@@ -40,6 +40,26 @@ def examine(directory: Path | None = None) -> list[Line]:
     return [check() for check in checks]
 
 
+def versions(pins: Path) -> list[Line]:
+    """Python, Triton, torch, and every installed package that `pins` (a constraints file of pip) names: whether it has that
+    version. What is not installed is no matter of constraints. UserError for a file that cannot be read."""
+    try:
+        named = [line.strip() for line in pins.read_text("utf-8").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{pins}: {getattr(error, 'strerror', None) or 'it is no text'}", "name a constraints file") from error
+    found, same = [python(), package("triton"), package("torch")], 0
+    for name, _, pinned in (line.partition("==") for line in named if line and not line.startswith("#")):
+        try:
+            have = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+        if have.partition("+")[0] == pinned:  # "+cu130" names a build of the same version
+            same += 1
+        else:
+            found.append(Line(name, "fail", f"{have} is installed, {pinned} is pinned", f"pip install {name}=={pinned}"))
+    return [*found, Line("pins", "ok", f"{same} other packages have the pinned version")]
+
+
 def exit_code(lines: list[Line]) -> int:
     """1 when a line fails, else 0."""
     return int(any(line.state == "fail" for line in lines))

@@ -62,12 +62,8 @@ class ServerGrid:
 
     @cached_property
     def subject(self) -> str:
-        """Digest of what a specialised server runs of this directory: decode path, kernels, dispatch tables."""
-        files = dict(self.directory.decode_sources())
-        for name, op in self.directory.manifest.ops.items():
-            files |= {path: text.encode() for path, text in self.directory.sources(name).items()}
-            files[op.dispatch] = (self.directory.path / op.dispatch).read_bytes()
-        return digest_files(files)
+        """Digest of what a specialised server runs of this directory."""
+        return subject(self.directory)
 
     def cells(self, patterns: Sequence[str] = ()) -> tuple[Cell, ...]:
         """All cells whose names match one of `patterns`. Raises UserError where a pattern matches none."""
@@ -107,6 +103,15 @@ class ServerGrid:
         path = self.folder / f"{record.cell.key}.json"
         storage.write_file(path, (record.model_dump_json() + "\n").encode())
         return path
+
+
+def subject(directory: ModelDirectory) -> str:
+    """Digest of what a specialised server runs of a model directory: decode path, kernels, dispatch tables."""
+    files = dict(directory.decode_sources())
+    for name, op in directory.manifest.ops.items():
+        files |= {path: text.encode() for path, text in directory.sources(name).items()}
+        files[op.dispatch] = (directory.path / op.dispatch).read_bytes()
+    return digest_files(files)
 
 
 def records_of(files: Mapping[str, bytes], where: str) -> dict[str, Record]:

@@ -80,10 +80,13 @@ def test_what_the_kit_asks_of_its_machine_is_taken_from_here(back, capsys):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"hardware": "../../../x"}, "the kit is for ../../../x, the grid of kimi_k3 is about gb300"),
-        ({"hardware": "h200"}, "the kit is for h200, the grid of kimi_k3 is about gb300"),
+        ({"hardware": "../../../x"}, "the kit is for ../../../x, the grid of servers of kimi_k3 is about gb300"),
+        ({"hardware": "h200"}, "the kit is for h200, the grid of servers of kimi_k3 is about gb300"),
         ({"pairs": [{"tp": 1, "speculation": "off"}]}, "the kit names tp1-off"),
-        ({"validation": "0" * 64}, "by another harness"),
+        ({"validation": "0" * 64}, "about other exams or another harness than its commit"),
+        ({"subject": "0" * 64}, "about other sources of kimi_k3 than its commit"),
+        ({"subject": "0" * 64, "commit": "0" * 40}, "the history here has no commit '000000000000'"),
+        ({"subject": "0" * 64, "commit": "HEAD"}, "the history here has no commit 'HEAD'"),
     ],
 )
 def test_a_kit_whose_own_words_were_edited(back, capsys, change, says):
