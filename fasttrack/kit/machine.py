@@ -15,6 +15,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+STATED = {"engine_build": "the engine's build", "model_revision": "the revision of the weights"}
 QUERY = "name,driver_version,clocks.sm,clocks.mem,clocks_event_reasons.hw_slowdown,memory.total"
 
 
@@ -122,8 +123,8 @@ def check(wanted, facts):
             "see to cooling and power first: a throttled card measures nothing")  # fmt: skip
         say(facts.get("clocks_locked") in ("true", "false"), f"clocks locked: {facts.get('clocks_locked') or 'not said'}",
             "lock them (`nvidia-smi -lgc MHZ`) and export CLOCKS_LOCKED=true, or export CLOCKS_LOCKED=false")  # fmt: skip
-        for name, what in (("engine_build", "the engine's build"), ("model_revision", "the revision of the weights")):
-            say(facts.get(name) or name not in wanted["stated"], f"{what}: {facts.get(name) or 'not said'}",
+        for name in wanted["stated"]:
+            say(facts.get(name), f"{STATED[name]}: {facts.get(name) or 'not said'}",
                 f"export {name.upper()}=...: numerics and claims refuse what nobody names")  # fmt: skip
     return found
 
