@@ -47,7 +47,7 @@ def versions(pins: Path) -> list[Line]:
         named = [line.strip() for line in pins.read_text("utf-8").splitlines()]
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{pins}: {getattr(error, 'strerror', None) or 'it is no text'}", "name a constraints file") from error
-    found, same = [python(), package("triton"), package("torch")], 0
+    same, other = 0, []
     for name, _, pinned in (line.partition("==") for line in named if line and not line.startswith("#")):
         try:
             have = metadata.version(name)
@@ -56,8 +56,12 @@ def versions(pins: Path) -> list[Line]:
         if have.partition("+")[0] == pinned:  # "+cu130" names a build of the same version
             same += 1
         else:
-            found.append(Line(name, "fail", f"{have} is installed, {pinned} is pinned", f"pip install {name}=={pinned}"))
-    return [*found, Line("pins", "ok", f"{same} other packages have the pinned version")]
+            other.append((name, have, pinned))
+    told = f"{same} packages have the pinned version, {len(other)} another"
+    if other:
+        told += ": " + ", ".join(f"{name} {have} ({pinned} is pinned)" for name, have, pinned in other)
+    how = "pip install " + " ".join(f"{name}=={pinned}" for name, _, pinned in other)
+    return [python(), package("triton"), package("torch"), Line("pins", "fail" if other else "ok", told, how)]
 
 
 def exit_code(lines: list[Line]) -> int:
