@@ -15,6 +15,7 @@ from fasttrack_validation.errors import UserError
 from fasttrack_validation.load import claim as claiming
 from fasttrack_validation.load.figures import misfit
 from fasttrack_validation.load.records import Measured, Record
+from fasttrack_validation.numerics.servers.compare import ServersVerdict
 from fasttrack_validation.performance.records import Record as RankRecord
 from fasttrack_validation.performance.serving_grid import ServingGrid, serving_grid
 from fasttrack_validation.records import Frozen
@@ -36,6 +37,7 @@ SERVERS, RANK = "results/grid/", "results/rank/"
 T = TypeVar("T", bound=Frozen)
 _PARTS = ("pairs", "end_to_end")
 _NUMERICS, _ACCURACY = "results/numerics/", "results/accuracy/"
+_VERDICT = f"{_NUMERICS}verdict.json"
 _RECORD, _SECTION = f"{_ACCURACY}accuracy.json", f"{_ACCURACY}accuracy.md"
 
 
@@ -83,6 +85,7 @@ def check(sealed: Sealed, signer: Path | None) -> Filed:
     _claims(sealed, records, notes if source.note else faults)
     _rank_claims(sealed, contract, shares, notes if source.note else faults)
     codes = _codes(sealed.files)
+    _numerics(sealed, faults)
     _exams(sealed, faults)
     for step in kit.steps:
         code = codes.get(step.id)
@@ -283,6 +286,16 @@ def _derived(sealed: Sealed, name: str, derive: Callable[[], Sequence[Claim]], f
         mine = json.loads(one.model_dump_json(exclude_none=True))
         if given.get(one.id) != {part: _by_cell(mine.get(part, ())) for part in _PARTS}:
             faults.append(f"claim {one.id} is not what the records give")
+
+
+def _numerics(sealed: Sealed, faults: list[str]) -> None:
+    """What reports show of servers that were compared token by token is a verdict of that stage."""
+    if (text := sealed.files.get(_VERDICT)) is None:
+        return
+    try:
+        ServersVerdict.model_validate(strict_json.loads(text))
+    except ValueError as error:
+        faults.append(f"{_VERDICT} is no verdict about two servers: {str(error).splitlines()[0]}")
 
 
 def _exams(sealed: Sealed, faults: list[str]) -> None:

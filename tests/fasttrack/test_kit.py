@@ -22,8 +22,9 @@ from fasttrack.attestation import Grade, attest
 from fasttrack.kit import known, machine, plan, sealing
 from fasttrack.kit.plan import Kit
 from fasttrack.kit.write import write
-from fasttrack.report.model_level import exam_results
+from fasttrack.report.model_level import exam_results, servers_results
 from long_tests import long
+from report_layers import reports
 
 from fasttrack_validation.accuracy import campaign
 from fasttrack_validation.accuracy.result import judge
@@ -258,6 +259,8 @@ def sat(folder):
     record = {"format": "fasttrack.accuracy/1", "model": "kimi_k3", "outcome": json.loads(outcome.model_dump_json()), "not_run": []}
     (place / "accuracy.json").write_text(json.dumps(record))
     (place / "accuracy.md").write_text("# Exams\n")
+    (folder / "results/numerics").mkdir()
+    (folder / "results/numerics/verdict.json").write_text(json.dumps(reports().servers()))
 
 
 def imported(capsys, *arguments):
@@ -285,6 +288,8 @@ def test_what_comes_back_is_filed_and_attested(here, checkout, capsys):
         (shown,) = exam_results(files)
         assert (shown.exam, shown.verdict, shown.margin) == ("sample_choices", "pass", 0.3)
         assert shown.source == f"evidence/accuracy/gb300-{kit.commit[:12]}.json"
+        (compared,) = servers_results(files)
+        assert (compared.kit, compared.result) == (f"gb300-{kit.commit[:12]}", "inconclusive")
         assert not [path for path in files if path.endswith(("baseline.jsonl", "candidate.jsonl", "answers.jsonl"))]
         public = Path(f"{key}.pub").read_text().strip()
         allowed = f'partner@x namespaces="evidence@fasttrack.dev" {public}\n'.encode()

@@ -101,6 +101,8 @@ FILES = [
     ("results/claims.json", '[{"id": "kimi-k3-gb300-server-mixed-prefill", "pairs": 5}]', "cannot be held against"),
     ("results/claims.json", '[{"id": "kimi-k3-gb300-server-mixed-prefill"}]', "not what the records give"),
     ("results/claims.json", '[["id"]]', "cannot be held against"),
+    ("results/numerics/verdict.json", '{"result": "pass"}', "no verdict about two servers"),
+    ("results/numerics/verdict.json", DEEP, "no verdict about two servers"),
     ("results/machine.json", DEEP, "no record of a machine"),
     ("results/machine.json", '{"facts": [1]}', "no record of a machine"),
     ("results/grid/more.json", DEEP, "nested too deeply"),
@@ -112,6 +114,7 @@ FILES = [
 
 @pytest.mark.parametrize(("name", "text", "says"), FILES)
 def test_files_that_are_no_such_files_are_faults(back, capsys, name, text, says):
+    (back / name).parent.mkdir(exist_ok=True)
     (back / name).write_text(text)
     code, found = imported(back, capsys, "--check")
     assert code == 1 and any(says in fault for fault in found["faults"]), found["faults"]
