@@ -6,7 +6,7 @@ from enum import StrEnum
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from pydantic import ValidationError
 
@@ -43,19 +43,24 @@ class Standing(StrEnum):
     """Measured with another driver, other versions or another clock state than the other cells"""
 
 
-@dataclass(frozen=True)
-class Cell:
-    """One cell of the grid as the model directory has it."""
+Spec = TypeVar("Spec")
+Kept = TypeVar("Kept")
 
-    spec: "CellSpec"
+
+@dataclass(frozen=True)
+class Cell(Generic[Spec, Kept]):
+    """One cell as the model directory has it: `Kept` is the record of a rank's share, or of servers."""
+
+    spec: Spec
     standing: Standing
-    record: Record | None
+    record: Kept | None
     reason: str
     """Why there is no figure; empty where there is one"""
 
     @property
-    def outcome(self) -> Measured | Failed | NotRun:
-        """What may be shown: a stale figure is none."""
+    def outcome(self):
+        """What may be shown, of the record's outcome: a figure of other sources, or of another machine than the others, is
+        none."""
         if self.standing in (Standing.MEASURED, Standing.FAILED):
             return self.record.outcome
         return NotRun(reason=self.reason)
@@ -100,7 +105,7 @@ class Grid:
         self._cells = contract.grid  # says so where the model has none
         self._harness = harness.digest(contract.model, validation)
 
-    def cells(self, patterns: Sequence[str] = ()) -> tuple[Cell, ...]:
+    def cells(self, patterns: Sequence[str] = ()) -> "tuple[Cell[CellSpec, Record], ...]":
         """All cells whose names match one of `patterns`. Raises UserError where a pattern matches none."""
         specs = self._cells.cells(self.hardware)
         for pattern in patterns:
@@ -119,7 +124,7 @@ class Grid:
         width = self._widths.get(spec.tp)
         return f"nothing is claimed for TP {spec.tp}" if width is None else self._cells.excluded(spec, width)
 
-    def _cell(self, spec: "CellSpec") -> Cell:
+    def _cell(self, spec: "CellSpec") -> "Cell[CellSpec, Record]":
         if why := self.excluded(spec):
             return Cell(spec, Standing.EXCLUDED, None, why)
         record = self._read(spec)
