@@ -68,28 +68,29 @@ def write(
     """The kit of `model` for `hardware` in the new directory `out`: one rank's share (of its cells those that match one of
     `cells`) where the model claims the hardware, whole servers where the contract's grid of servers is about it.
 
-    Raises UserError for other hardware, cells that are none, a directory that is there, or where no pair of servers fits
-    `gpus`.
+    Raises UserError for other hardware, cells that are none or cannot be run, a directory that is there, or where no pair
+    of servers fits `gpus`.
     """
     if out.exists():
         raise UserError(f"{out} is there already", "name a directory that is not")
     directory = model_dir.load(model)
     published = serving_grid(directory.manifest.model.contract)
-    ranks = _ranks(directory, hardware, cells)
-    if rehearsal or hardware == published.hardware:
+    ranks = () if rehearsal else _ranks(directory, hardware, cells)
+    if hardware == published.hardware:
         grid = strict.parse(REHEARSAL_GRID.format(model=model), ServingGrid, "grid.toml") if rehearsal else published
         linked = 2 if rehearsal else gpus or datasheet(hardware).link_domain
         fits, left_out = plan.pairs(grid, linked)
         if not fits:
             why = "; ".join(f"{name} {why}" for name, why in left_out.items())
             raise UserError(f"no pair of servers fits {linked} GPUs", why)
+        if rehearsal:
+            left_out["rank"] = "one rank's share is measured on a GPU"
     elif ranks:
         grid, fits = published, ()
         left_out = {"servers": f"the grid of servers of {model} is about {published.hardware}"}
     else:
-        raise UserError(f"{model} has no grid on {hardware}", f"its grid of servers is about {published.hardware}")
-    if rehearsal:
-        ranks, left_out = (), {**left_out, "rank": "one rank's share is measured on a GPU"}
+        what = "grid of servers to rehearse" if rehearsal else "grid"
+        raise UserError(f"{model} has no {what} on {hardware}", f"its grid of servers is about {published.hardware}")
     label = "cpu" if rehearsal else hardware
     planned = (
         *(plan.rank_steps(model, label, ranks, cells) if ranks else ()),
@@ -127,7 +128,10 @@ def _ranks(directory: ModelDirectory, hardware: str, patterns: Sequence[str]) ->
     if not contract.has_grid or all(claim.hardware != name for claim in directory.manifest.envelope):
         return ()
     cells = Grid(directory, contract, name).cells(patterns)
-    return tuple(cell.spec for cell in cells if cell.standing is not Standing.EXCLUDED)
+    found = tuple(cell.spec for cell in cells if cell.standing is not Standing.EXCLUDED)
+    if not found:
+        raise UserError(f"no such cell can be run: {cells[0].reason}", "choose others: `fasttrack grid plan`")
+    return found
 
 
 def _requirement(hardware: str | None, fits: Sequence[Pair], ranks: Sequence[CellSpec]) -> plan.Requirement:

@@ -112,6 +112,10 @@ def test_a_kit_for_hardware_without_a_grid_of_servers(made, tmp_path, monkeypatc
     assert "[cuda,gpu]" in run and "PIP_NO_INDEX" in readme and "SPECIALISED_ARGS" not in readme
     with pytest.raises(UserError, match="no cell is called"):
         write("kimi_k3", "h200", tmp_path / "other", gpus=None, rehearsal=False, cells=["tp8-none"])
+    with pytest.raises(UserError, match="no such cell can be run: kernels take 1 token"):
+        write("kimi_k3", "h200", tmp_path / "other", gpus=None, rehearsal=False, cells=["*-v8*"])
+    with pytest.raises(UserError, match="no grid of servers to rehearse on h200"):
+        write("kimi_k3", "h200", tmp_path / "other", gpus=None, rehearsal=True)
     every = write("kimi_k3", "h200", tmp_path / "every", gpus=None, rehearsal=False)
     # By hand: two TPs, seven sizes, KDA and MLA at three contexts; then two contexts of steps. Verify steps are none.
     assert len(every.cells) == 2 * 7 * (1 + 3) + 2 * 7 and every.requirement.memory_gb > kit.requirement.memory_gb
