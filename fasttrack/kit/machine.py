@@ -1,7 +1,8 @@
 """Checks of a machine before a kit's first hour is spent. Python's own library alone: it runs before anything is installed.
 
 Run inside the kit: `python3 check_machine.py [--gpus N]`. Prints a line for each check, writes results/machine.json, and
-conditions.toml, servers/*.toml and inputs/declare.json from their templates with what was found. What cannot be found out stays unknown.
+conditions.toml, servers/*.toml and inputs/declare.json from their templates with what was found. What cannot be found out
+stays unknown.
 Exit: 0 all in order, 1 something is not.
 """
 
@@ -15,6 +16,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+TEMPLATES = ("*.toml.in", "servers/*.toml.in", "inputs/*.json.in")
 STATED = {"engine_build": "the engine's build", "model_revision": "the revision of the weights"}
 QUERY = "name,driver_version,clocks.sm,clocks.mem,clocks_event_reasons.hw_slowdown,memory.total"
 
@@ -36,7 +38,7 @@ def main(arguments=None, folder=None):
     results = folder / "results"
     results.mkdir(exist_ok=True)
     write(results / "machine.json", json.dumps({"kit": kit["commit"], "facts": facts}, indent=1, sort_keys=True) + "\n")
-    for template in sorted([*folder.glob("*.toml.in"), *(folder / "servers").glob("*.toml.in"), *(folder / "inputs").glob("*.json.in")]):
+    for template in sorted(path for kind in TEMPLATES for path in folder.glob(kind)):
         write(template.with_suffix(""), filled(template.read_text("utf-8"), facts))
     return 0 if all(good for good, _, _ in checks) else 1
 
@@ -47,7 +49,8 @@ def look(folder):
     facts = {
         "host": platform.machine(), "python": platform.python_version(), "cpus": os.cpu_count(),
         "disk_gb": shutil.disk_usage(folder).free // 10**9, "memory_gb": memory_gb(), "gpus": len(cards),
-        "signs": bool(os.environ.get("KEY")), "programs": sorted(name for name in ("ssh-keygen", "vllm", "aiperf", "curl", "tar") if shutil.which(name)),
+        "signs": bool(os.environ.get("KEY")),
+        "programs": sorted(name for name in ("ssh-keygen", "vllm", "aiperf", "curl", "tar") if shutil.which(name)),
     }  # fmt: skip
     if cards:
         facts.update({name: one_value(cards, name) for name in ("gpu", "driver", "sm_clock", "memory_clock", "throttled")})

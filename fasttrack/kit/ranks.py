@@ -14,6 +14,8 @@ from .origin import Origin
 from .plan import Kit
 
 _VERSIONS = ("torch", "triton")
+_RULE = ("standing", "quads", "smallest_effect", "alpha", "tests")
+"""Of a comparison, what has to be equal and not only near"""
 
 
 def faults(kit: Kit, source: Origin, records: Mapping[str, Record]) -> Iterator[str]:
@@ -67,8 +69,9 @@ def _edited(outcome: Measured) -> Iterator[str]:
         yield "its samples, bytes and rates are none"
         return
     kept = outcome.comparison
-    exact = all(getattr(kept, name) == getattr(given, name) for name in ("standing", "quads", "smallest_effect", "alpha", "tests"))
-    if not exact or not _near(given.ratio, kept.ratio) or not _near(given.at_least, kept.at_least) or not kept.low <= kept.ratio <= kept.high:
+    same = all(getattr(kept, name) == getattr(given, name) for name in _RULE)
+    near = _near(given.ratio, kept.ratio) and _near(given.at_least, kept.at_least)
+    if not (same and near and kept.low <= kept.ratio <= kept.high):
         yield "the ratio is not what the samples give"
     if not _near(floor, outcome.target_floor_us):
         yield "the floor is not what the bytes give"

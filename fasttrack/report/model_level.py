@@ -1,7 +1,8 @@
 """Results on the whole model as a report shows them: exams, and errors token by token over positions.
 
 Read as data from `evidence/accuracy/*.json` (what an accuracy stage keeps), `evidence/numerics/*.json` (the verdict of a
-numerics stage) and `evidence/kits/*/numerics/verdict.json` (two servers, as a kit's owner compared them): what is not shown is not read, and judged by nobody here.
+numerics stage) and `evidence/kits/*/numerics/verdict.json` (two servers, as a kit's owner compared them): what is not
+shown is not read, and judged by nobody here.
 """
 
 import json
