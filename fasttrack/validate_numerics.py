@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import typer
-
 from fasttrack_validation.contracts.kimi_k3.numerics.weights import WeightsOf
 from fasttrack_validation.errors import UserError
 from fasttrack_validation.numerics.whole_model import faulted

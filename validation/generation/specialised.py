@@ -10,7 +10,6 @@ from pathlib import Path as FilePath
 from types import ModuleType
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ..errors import UserError

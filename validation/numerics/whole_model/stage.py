@@ -11,7 +11,7 @@ from .cards import CPU, CUDA
 from .pieces import LONG_PIECE, OPS, Job, Say, plan_material
 from .plan import works
 from .scenario import RungName
-from .verdict import MANIFEST, VERDICT, StageVerdict, Subject, judge, subject_of, write
+from .verdict import LONG, MANIFEST, OP, VERDICT, StageVerdict, Subject, judge, subject_of, write
 
 
 class Stage:
@@ -46,13 +46,15 @@ class Stage:
         return verdict
 
     def _lanes(self) -> list[tuple[int, list[str]]]:
-        """(processes, pieces that they take in turn)."""
-        settings = self.job.subject.settings
+        """(processes, pieces that they take in turn) of what is not kept yet."""
+        settings, out = self.job.subject.settings, self.job.out
         units = [work.unit.key for work in works(settings, plan_material())]
+        units = [key for key in units if not (out / f"{key}.jsonl.gz").exists()]
         others = []
-        if RungName.LONG_CONTEXT in settings.rungs and (settings.candidate != "specialised" or settings.device == CUDA):
+        long = settings.candidate != "specialised" or settings.device == CUDA
+        if RungName.LONG_CONTEXT in settings.rungs and long and not (out / LONG).exists():
             others.append(LONG_PIECE)
-        if RungName.OP in settings.rungs:
+        if RungName.OP in settings.rungs and not (out / OP).exists():
             others.append(OPS)
         if self.job.device == CPU:
             return [(min(self._jobs, len(others + units)), others + units)]

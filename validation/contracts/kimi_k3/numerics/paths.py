@@ -10,12 +10,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ..layer_weights import ModelWeights, Shard
+from ..nano.devices import moved
 from ..step.precision import EXACT, PUBLISHED, Precision
 from ..step.state import Batch, KdaCache, State
 from ..step.unpack import unpack
 from ..weights.checkpoint import Checkpoint
 from ..weights.shard import load_model
-from ..nano.devices import moved
 from .observed import Observed
 from .reordered import Reordered
 
