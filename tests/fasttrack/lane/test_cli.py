@@ -20,7 +20,7 @@ def toy(checkout, monkeypatch):
     """Runs commands in the toy checkout with a fake judge; gives it, so that a test can set it up."""
     judge = fakes.Judge()
     monkeypatch.chdir(checkout)
-    monkeypatch.setattr(services, "default", lambda: fakes.services(judge))
+    monkeypatch.setattr(services, "default", lambda **_: fakes.services(judge))
     monkeypatch.setattr(services, "contract", lambda name: fakes.Contract())
     return judge
 
@@ -67,7 +67,7 @@ def test_user_errors_are_two_lines_on_standard_error_or_json(toy, capsys):
 
 
 def test_an_unexpected_exception_is_shown_and_says_where_to_report_it(toy, capsys, monkeypatch):
-    def fault():
+    def fault(**_):
         raise ZeroDivisionError("nobody expected this")
 
     monkeypatch.setattr(services, "default", fault)
