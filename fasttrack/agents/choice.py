@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from ..model_dir import Bucket, ModelDirectory
     from .external import External
 
+OF_THE_TABLE = "a configuration of the dispatch table"
+"""What a search says of the configurations that it starts from"""
 AGENTS = ("auto", "search", "chat", "external", "replay")
 
 
@@ -189,7 +191,7 @@ def _search(directory: "ModelDirectory", contract: "OpContract", around: Surroun
     space = _space(directory, op)
     table = directory.table(op)
     here = [table.at(bucket.hardware, bucket.tp, bucket.rows[1]).config for bucket in around.buckets]
-    starts = [(config, "a configuration of the dispatch table") for config in here]
+    starts = [(config, OF_THE_TABLE) for config in here]
     starts.append((space.default, "the default of the design space"))
     sizes = {w.name: contract.cost(w).bytes_read for w in contract.workloads()}
     workload_bytes = {
