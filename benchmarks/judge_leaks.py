@@ -32,6 +32,7 @@ import os
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -50,7 +51,7 @@ def theil_sen(values: list[float]) -> tuple[float, float, float]:
     slopes = np.sort((y[second] - y[first]) / (second - first))
     half = Z * np.sqrt(n * (n - 1) * (2 * n + 5) / 18.0)
     low, high = (len(slopes) - half) / 2, (len(slopes) + half) / 2
-    bound = lambda index: float(slopes[int(np.clip(index, 0, len(slopes) - 1))])  # noqa: E731
+    bound = lambda index: float(slopes[int(np.clip(index, 0, len(slopes) - 1))])
     return float(np.median(slopes)), bound(np.floor(low)), bound(np.ceil(high))
 
 
@@ -107,6 +108,19 @@ def sample() -> dict[str, int]:
     return held() | own | {f"sandbox_{name}": sum(one[name] for one in below) for name in own} | {"processes": len(below)}
 
 
+def mappings() -> Counter[str]:
+    """Resident KiB of this process by what is mapped: a file, or the kernel's name for it; all that has none is one."""
+    found: Counter[str] = Counter()
+    name = ""
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        first, *rest = line.split(maxsplit=5)
+        if not first.endswith(":"):
+            name = rest[4] if len(rest) == 5 else "[anonymous]"
+        elif first == "Rss:":
+            found[name] += int(rest[0])
+    return found
+
+
 class Series:
     """Room for so many samples, all of it touched, so that keeping them takes no more memory."""
 
@@ -116,6 +130,12 @@ class Series:
         names = tuple(sample())
         self._values = {name: np.full(samples, -1.0) for name in names}
         self._taken = 0
+        self._mapped = mappings()
+
+    def grown(self) -> dict[str, int]:
+        """Resident KiB by which mappings have changed since the beginning."""
+        now = mappings()
+        return {name: now[name] - self._mapped[name] for name in now | self._mapped if now[name] != self._mapped[name]}
 
     def take(self) -> None:
         """Keeps one sample more."""
@@ -128,14 +148,13 @@ class Series:
         return {name: values[: self._taken].tolist() for name, values in self._values.items()}
 
 
-def measure(verdicts: int, warm: int = 5) -> dict[str, list[float]]:
+def measure(verdicts: int, warm: int = 5) -> Series:
     """Usage after each of `verdicts` verdicts, after `warm` that do not count (caches fill, libraries load)."""
     sys.path.insert(0, str(SUPPORT))
-    from judging import candidate, model_of
-    from toy_contract import KERNEL, Toy
-
     from fasttrack_validation.judge.judge import Judge
     from fasttrack_validation.judge.verdict import Status
+    from judging import candidate, model_of
+    from toy_contract import KERNEL, Toy
 
     wrong = KERNEL.replace("* tl.load(w + columns)", "* tl.load(w + columns) * 2")
     with tempfile.TemporaryDirectory() as cache, Judge(model_of(Toy()), cache=Path(cache)) as judge:
@@ -148,20 +167,19 @@ def measure(verdicts: int, warm: int = 5) -> dict[str, list[float]]:
                 series = Series(verdicts)
             elif number >= warm:
                 series.take()
-    return series.values()
+    return series
 
 
 def fake_verdicts() -> Iterator[None]:
     """One ruling on a record after another, on the fake device: accepted, wrong, and now and then a fault."""
     sys.path.insert(0, str(SUPPORT))
     from fake_kernels import TOY
-    from judging import candidate, model_of
-    from toy_contract import KERNEL, Toy
-
     from fasttrack_validation.judge import judge as judging
     from fasttrack_validation.judge.replay.device import Device
     from fasttrack_validation.judge.replay.executor import codes_for
     from fasttrack_validation.judge.replay.fake import CODE_MARK
+    from judging import candidate, model_of
+    from toy_contract import KERNEL, Toy
 
     wrong = TOY.replace("page + values * weights", "page + 2 * values * weights")
     fault = TOY.replace("result[:] = bf16(page)", "call.array(out + (1 << 40), 'u2', 64)")
@@ -187,12 +205,11 @@ def fake_verdicts() -> Iterator[None]:
 def gpu_verdicts(packs: Path) -> Iterator[None]:
     """One ruling on a GPU after another, on the records of a directory in turns; each must go as it went the first time."""
     sys.path.insert(0, str(SUPPORT))
-    from judging import model_of
-    from toy_contract import Toy
-
     from fasttrack_validation.judge import pack_file
     from fasttrack_validation.judge.judge import Judge
     from fasttrack_validation.judge.replay import sanitizer
+    from judging import model_of
+    from toy_contract import Toy
 
     sanitizer.find = lambda: None
     records = [pack_file.read(path) for path in sorted(packs.glob("*.pack"))]
@@ -207,7 +224,7 @@ def gpu_verdicts(packs: Path) -> Iterator[None]:
 
 def measure_device(
     ruled: Iterator[None], verdicts: int, seconds: float = float("inf"), warm: int = 200
-) -> dict[str, list[float]]:
+) -> Series:
     """As `measure`, with a judge that holds a device; ends after so many seconds at the latest."""
     deadline = time.monotonic() + seconds
     for _ in itertools.islice(ruled, warm):
@@ -217,7 +234,7 @@ def measure_device(
         series.take()
         if time.monotonic() > deadline:
             break
-    return series.values()
+    return series
 
 
 def main() -> None:
@@ -236,8 +253,10 @@ def main() -> None:
         series = measure_device(gpu_verdicts(asked.packs), asked.verdicts, asked.seconds, asked.warm or 20)
     else:
         series = measure(asked.verdicts, asked.warm or 5)
-    print(json.dumps({"device": asked.device, "verdicts": len(series["files"])}))
-    for name, values in series.items():
+    grown = series.grown()
+    found = series.values()
+    print(json.dumps({"device": asked.device, "verdicts": len(found["files"]), "mappings_grown_kib": grown}))
+    for name, values in found.items():
         # Every pair counts: of a long series, every so many verdicts are enough.
         step = -(-len(values) // MOST_POINTS)
         slope, low, high = (value / step for value in theil_sen(values[::step]))

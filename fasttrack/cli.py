@@ -394,14 +394,19 @@ def report(
 
 
 @app.command()
-def doctor(as_json: AsJson = False) -> None:
+def doctor(
+    pins: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="look at installed versions alone, against these constraints")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
     """Check this machine and this checkout, and say what to do where something is not in order.
 
     Example: `fasttrack doctor`
     """
     from . import commands
 
-    commands.doctor(as_json=as_json)
+    commands.doctor(pins, as_json=as_json)
 
 
 @app.command()

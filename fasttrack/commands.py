@@ -193,11 +193,11 @@ def _rule(verdict: Verdict, as_json: bool, *, cached: bool = False) -> NoReturn:
     raise typer.Exit(STATUS_CODE[verdict.status])
 
 
-def doctor(*, as_json: bool) -> NoReturn:
-    """Prints every check."""
+def doctor(pins: Path | None, *, as_json: bool) -> NoReturn:
+    """Prints every check, or those of versions alone."""
     from . import doctor as checks
 
-    lines = checks.examine()
+    lines = checks.examine() if pins is None else checks.versions(pins)
     if as_json:
         print(json.dumps([asdict(line) for line in lines], indent=2))
     else:

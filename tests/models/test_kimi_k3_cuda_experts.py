@@ -8,6 +8,7 @@ import pytest
 import torch
 from fasttrack_models.kimi_k3.kernels import experts_cuda, moe_half
 from fasttrack_validation.judge.device_code import cuda_compiler, sass
+from refills import unordered
 
 ROOT = Path(package.__file__).parent
 FILES = {path.relative_to(ROOT).as_posix(): path.read_text() for path in ROOT.rglob("*.cu*")}
@@ -61,17 +62,20 @@ def asked_for(module, channels, rows, structure, more):
     return context
 
 
-def compiled(context, target, files=FILES):
+def made(context, target, files=FILES):
     kinds = ["*u8" if isinstance(value, torch.Tensor) else "i32" for value in context.arguments]
     signature = {f"p{number}": kind for number, kind in enumerate(kinds)}
     variant = SimpleNamespace(
         **context.variant, signature=signature, ordered=tuple(signature), options=context.options
     )
     try:
-        made = cuda_compiler.compile_kernel(files, variant, target)
+        return cuda_compiler.compile_kernel(files, variant, target)
     except cuda_compiler.NoCudaCompiler as error:
         pytest.skip(str(error))
-    return sass.ptxas_report(made.log)
+
+
+def compiled(context, target, files=FILES):
+    return sass.ptxas_report(made(context, target, files).log)
 
 
 @pytest.mark.parametrize("target", (90, 103))
@@ -83,6 +87,15 @@ def test_a_launch_compiles_without_spills_for_one_block_a_multiprocessor(case, t
     assert report.registers * context.options["threads"] <= 65536
     assert context.options["cooperative"] and context.grid == (132,)
     assert context.shared_bytes + report.static_shared_bytes <= 227 << 10
+
+
+@pytest.mark.parametrize("case", ("tp8, 64 rows", "tp8, 16 rows to the layer's end"))
+def test_no_stage_is_filled_again_before_it_is_read(case):
+    context, fence = asked_for(*CASES[case]), 'asm volatile("fence.proxy.async.shared::cta;" ::: "memory");'
+    assert unordered(made(context, 90).ptx, freed_by_arrival=False) == []
+    file = "kernels/cuda/weight_stream.cuh"
+    without = FILES | {file: FILES[file].replace(fence, "")}
+    assert unordered(made(context, 90, without).ptx, freed_by_arrival=False)
 
 
 def test_half_fragments_are_what_the_lanes_of_an_mma_multiply():

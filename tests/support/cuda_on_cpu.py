@@ -18,7 +18,7 @@ _SHIM = Path(__file__).with_name("cuda_on_cpu.h")
 # First fragment found in the text of a statement -> C++, {o} outputs and {i} inputs in order.
 _MEANINGS: dict[str, Callable[[list[str], list[str]], str]] = {
     "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32": lambda o, i: f"emu_mma({', '.join(o + i)});",
-    "fence.mbarrier_init": lambda o, i: ";",
+    **dict.fromkeys(("fence.mbarrier_init", "fence.proxy.async"), lambda o, i: ";"),
     "mbarrier.init": lambda o, i: f"emu_mbar_init({i[0]}, {i[1] if len(i) > 1 else 1});",
     "mbarrier.try_wait": lambda o, i: f"emu_wait({i[0]}, {i[1]});",
     "mbarrier.arrive.expect_tx": lambda o, i: f"emu_expect({i[0]}, {i[1]});",

@@ -13,6 +13,7 @@ struct Units {
   u16 expert[MOST_UNITS];
   u16 begin[MOST_UNITS + 1];
   u16 places[MOST_PLACES];
+  int count;
 };
 
 // What listing needs, and nobody afterwards.
@@ -22,7 +23,6 @@ struct UnitsWork {
     int sorted[2][8 * TOP];
   };
   u32 sums[UNIT_WARPS];
-  int units;
 };
 
 // For up to eight rows: every place finds its rank among all, then a warp finds where experts begin.
@@ -61,14 +61,14 @@ __device__ __forceinline__ int list_few(Units& u, UnitsWork& work, const int* id
       const int other = __shfl_up_sync(~0u, unit, offset);
       if (lane >= offset) unit += other;
     }
-    if (lane == 31) work.units = unit, u.begin[unit] = places;
+    if (lane == 31) u.count = unit, u.begin[unit] = places;
     unit -= own;
 #pragma unroll
     for (int i = 0; i < each; i++)
       if (begins[i]) u.expert[unit] = expert[i], u.begin[unit++] = lane * each + i;
   }
   __syncthreads();
-  return work.units;
+  return u.count;
 }
 
 // Fills expert, begin and places; returns the number of units, whose experts ascend but for one row's. Where a row

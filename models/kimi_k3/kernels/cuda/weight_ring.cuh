@@ -80,8 +80,11 @@ public:
         return slots_ + slot * BYTES;
     }
 
-    // Consumer warp: this warp has read its part of the slot.
+    // Consumer warp: this warp has read its part of the slot. The fence orders each lane's reads before the copy that fills
+    // the slot again: that writes through another proxy, which the barrier alone does not hold back. Without it, of some
+    // ten thousand launches on a GPU that switches between processes one multiplied with weights 13 units further on.
     __device__ void pop() {
+        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
         __syncwarp();
         if ((threadIdx.x & 31) == 0)
             asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(empty_ + 8 * slot_) : "memory");

@@ -70,7 +70,10 @@ struct WeightStream {
     return (const u32*)(stages + stage * BYTES);
   }
 
+  // By every lane: what it has read of the stage comes before the copy that fills it again, which writes through another
+  // proxy.
   __device__ __forceinline__ void release() {
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     __syncwarp();
     taken++;
   }
