@@ -109,8 +109,7 @@ def propose(options: Options, services: Services, voice: Voice) -> Outcome:
         choice.check(agent, directory, options.op, options.external, recorded)
     if recorded:
         op, buckets = contract.op(options.op), directory.buckets(contract.op(options.op))
-        table = [entry.config for entry in directory.table(options.op).entry]
-        everywhere = {bucket.workload for bucket in buckets}
+        table, everywhere = [entry.config for entry in directory.table(options.op).entry], {b.workload for b in buckets}
         asked = {bucket.workload for bucket in _asked(request, buckets)}
         packed.check(options.packs, op, asked, everywhere, table)
     workspace.check_branch(directory.checkout, request.branch)
@@ -171,7 +170,8 @@ def _request(
         if name not in known:
             what = f"hardware {name!r} is not in the envelope of {options.model}"
             raise UserError(what, f"it has {', '.join(known)}")
-    known = sorted({bucket.workload for bucket in directory.buckets(contract.op(options.op))})
+    buckets = directory.buckets(contract.op(options.op))
+    known = sorted({bucket.workload for bucket in buckets if bucket.hardware in hardware})
     if missing := [name for name in options.workloads if name not in known]:
         raise UserError(f"no place of {options.op} is judged at {missing[0]!r}", f"it has {', '.join(known)}")
     run = new_run_id()
@@ -179,7 +179,8 @@ def _request(
     return Request(
         run=run, model=options.model, op=options.op, agent=agent, why_agent=why, rounds=options.rounds,
         budget_minutes=options.budget_minutes, seed=seed, hardware=hardware,
-        workloads=tuple(dict.fromkeys(options.workloads)), branch=options.branch or f"fasttrack/{options.model}/{options.op}/{run}",
+        workloads=tuple(dict.fromkeys(options.workloads)),
+        branch=options.branch or f"fasttrack/{options.model}/{options.op}/{run}",
         base=base, scripted=agent in ("single", "replay"),
         unsafe_no_sandbox=options.unsafe_no_sandbox, device=options.device, packed=bool(options.packs),
         chat=chat_settings.resolve(options.chat) if agent == "chat" else None,
@@ -253,7 +254,6 @@ def _work(
 
         judged = [Judged(evaluation.proposal.candidate, evaluation.verdict) for evaluation in history]
         selections = select(judged, buckets, table, sources, request.hardware)
-
         timed = {bucket.workload for bucket in asked}
 
         def confirm(candidate: Candidate, workloads: tuple[str, ...]):

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from fasttrack import gains
+from fasttrack.model_dir import load
 from fasttrack_validation.errors import UserError
 
 ROOT = Path(__file__).parents[2]
@@ -47,6 +48,16 @@ def test_the_table_is_drawn_from_the_traces(monkeypatch):
         assert search_gains.table(FOLDER / "h200") in (FOLDER / "README.md").read_text("utf-8")
     finally:
         sys.modules.pop("search_gains")
+
+
+def test_how_much_of_each_space_was_tried():
+    text = (FOLDER / "README.md").read_text("utf-8")
+    said = dict(re.findall(r"^- `(\w+)`: .*?\b(\d+ of \d+)\b", text, re.MULTILINE | re.DOTALL))
+    for op in ("kda_decode", "mla_query"):
+        size = len(list(load("kimi_k3", ROOT).space(op).configurations()))
+        assert said[op] == f"{told()[op][7]} of {size}"
+    for op in ("routing", "attn_res_norm"):
+        assert int(told()[op][7]) == len(list(load("kimi_k3", ROOT).space(op).configurations()))
 
 
 def test_there_are_three_ops_at_least_and_none_is_worse():
