@@ -69,9 +69,9 @@ def exit_code(lines: list[Line]) -> int:
     return int(any(line.state == "fail" for line in lines))
 
 
-def require_toolchain() -> None:
-    """Raises UserError when Python, Triton or torch are missing or out of range."""
-    for line in (python(), package("triton"), package("torch")):
+def require_toolchain(*, records: bool = True) -> None:
+    """Raises UserError when Python or torch are missing or out of range, or Triton where something is to be recorded."""
+    for line in (python(), *([package("triton")] if records else []), package("torch")):
         if line.state == "fail":
             raise UserError(f"{line.name}: {line.what}", line.how)
 
