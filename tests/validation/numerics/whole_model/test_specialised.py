@@ -4,10 +4,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from fasttrack_validation.contracts.kimi_k3.numerics import material
+from fasttrack_validation.contracts.kimi_k3.numerics import material, op_exams
 from fasttrack_validation.contracts.kimi_k3.numerics.paths import Paths
 from fasttrack_validation.contracts.kimi_k3.numerics.weights import WeightsOf
 from fasttrack_validation.contracts.kimi_k3.step.state import PADDING, Batch
+from fasttrack_validation.numerics.whole_model import op_rung
+from fasttrack_validation.numerics.whole_model.checks import Result
 from fasttrack_validation.numerics.whole_model.specialised import Specialised
 from long_tests import long
 
@@ -59,6 +61,19 @@ def test_kernels_and_the_plain_path_take_turns_on_one_state():
         for pool, tensor in kernels.committed(0).items():
             wanted = contestants["oracle"].committed(0)[pool]
             assert (tensor - wanted).norm() <= 0.05 * wanted.norm(), pool
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tp", [8, 16])
+def test_an_odd_number_of_columns_before_the_pairs_moves_none_of_them(tp):
+    """At TP16 a rank has one expert's logit and four columns of the latent row, at TP8 two and eight."""
+    torch.set_num_threads(1)
+    contract = op_exams.contracts(Paths(material.CHECKPOINT).architecture)["front"]
+    at = op_exams.workload(contract, tp, 3, 0)
+    with Specialised("kimi_k3", MODEL, NANO, tp) as kernels:
+        exam = op_rung.sit(contract, at, "typical", 0, lambda op, at, inputs: kernels.op(op.op, at, inputs))
+    verdict = op_rung.judged([exam])
+    assert verdict.result is Result.PASS, verdict.text
 
 
 @long
