@@ -62,7 +62,7 @@ def constants(of: Architecture) -> dict[str, dict[str, float]]:
         "routing": {"EXPERTS": moe.experts, "TOP": moe.top_k},
         "front": {"EXPERTS": moe.experts, "LATENT": moe.latent_size}, "latent_up": {"LATENT": moe.latent_size},
         "experts": {"LATENT": moe.latent_size, "TOP": moe.top_k},
-        "kda_decode": {"HEAD_DIM": of.kda.head_dim, "GATE_RANK": of.kda.gate_rank},
+        **{op: {"HEAD_DIM": of.kda.head_dim, "GATE_RANK": of.kda.gate_rank} for op in ("kda_decode", "kda_verify")},
         "mla_core": {"LATENT": mla.kv_lora_rank, "SHARED": mla.qk_rope_head_dim, "SCALE_LOG2": scale},
         "mla_value": {"LATENT": mla.kv_lora_rank, "HEAD_DIM": mla.v_head_dim},
         "mla_query": {
@@ -96,6 +96,7 @@ def directory(of: Architecture, tps=(1, 2), rows=(1, 64), **other: dict) -> disp
         "mla_value": {**TILES, **per_head},
         "mla_query": {key: value for key, value in {**TILES, "block_n": 8}.items() if key != "splits"},
         "kda_decode": {"structure": "fused", "block_v": of.kda.head_dim, "num_warps": 4},
+        "kda_verify": {"block_v": of.kda.head_dim, "num_warps": 4},
         "routing": {"num_warps": 4},
         "attn_res_norm": {"num_warps": 4},
         "experts": {"structure": "gemv", "block_n": 16, "block_k": 32, "num_warps": 1, "num_stages": 2},
