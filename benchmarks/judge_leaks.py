@@ -51,7 +51,7 @@ def theil_sen(values: list[float]) -> tuple[float, float, float]:
     slopes = np.sort((y[second] - y[first]) / (second - first))
     half = Z * np.sqrt(n * (n - 1) * (2 * n + 5) / 18.0)
     low, high = (len(slopes) - half) / 2, (len(slopes) + half) / 2
-    bound = lambda index: float(slopes[int(np.clip(index, 0, len(slopes) - 1))])  # noqa: E731
+    bound = lambda index: float(slopes[int(np.clip(index, 0, len(slopes) - 1))])
     return float(np.median(slopes)), bound(np.floor(low)), bound(np.ceil(high))
 
 
@@ -151,11 +151,10 @@ class Series:
 def measure(verdicts: int, warm: int = 5) -> Series:
     """Usage after each of `verdicts` verdicts, after `warm` that do not count (caches fill, libraries load)."""
     sys.path.insert(0, str(SUPPORT))
-    from judging import candidate, model_of
-    from toy_contract import KERNEL, Toy
-
     from fasttrack_validation.judge.judge import Judge
     from fasttrack_validation.judge.verdict import Status
+    from judging import candidate, model_of
+    from toy_contract import KERNEL, Toy
 
     wrong = KERNEL.replace("* tl.load(w + columns)", "* tl.load(w + columns) * 2")
     with tempfile.TemporaryDirectory() as cache, Judge(model_of(Toy()), cache=Path(cache)) as judge:
@@ -175,13 +174,12 @@ def fake_verdicts() -> Iterator[None]:
     """One ruling on a record after another, on the fake device: accepted, wrong, and now and then a fault."""
     sys.path.insert(0, str(SUPPORT))
     from fake_kernels import TOY
-    from judging import candidate, model_of
-    from toy_contract import KERNEL, Toy
-
     from fasttrack_validation.judge import judge as judging
     from fasttrack_validation.judge.replay.device import Device
     from fasttrack_validation.judge.replay.executor import codes_for
     from fasttrack_validation.judge.replay.fake import CODE_MARK
+    from judging import candidate, model_of
+    from toy_contract import KERNEL, Toy
 
     wrong = TOY.replace("page + values * weights", "page + 2 * values * weights")
     fault = TOY.replace("result[:] = bf16(page)", "call.array(out + (1 << 40), 'u2', 64)")
@@ -207,12 +205,11 @@ def fake_verdicts() -> Iterator[None]:
 def gpu_verdicts(packs: Path) -> Iterator[None]:
     """One ruling on a GPU after another, on the records of a directory in turns; each must go as it went the first time."""
     sys.path.insert(0, str(SUPPORT))
-    from judging import model_of
-    from toy_contract import Toy
-
     from fasttrack_validation.judge import pack_file
     from fasttrack_validation.judge.judge import Judge
     from fasttrack_validation.judge.replay import sanitizer
+    from judging import model_of
+    from toy_contract import Toy
 
     sanitizer.find = lambda: None
     records = [pack_file.read(path) for path in sorted(packs.glob("*.pack"))]

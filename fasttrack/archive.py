@@ -37,6 +37,7 @@ class Request(Frozen):
     budget_minutes: float = Field(gt=0)
     seed: int = Field(ge=0)
     hardware: tuple[str, ...] = Field(min_length=1)
+    workloads: tuple[str, ...] = Field(default=(), description="declared workloads to search at; empty: all")
     branch: str
     base: str = Field(description="commit that the run starts from")
     scripted: bool = Field(default=False, description="proposals come from proposals.jsonl in the run directory")

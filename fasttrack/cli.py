@@ -42,6 +42,10 @@ Seed = Annotated[int | None, typer.Option(min=0, help="seed of the search's choi
 Hardware = Annotated[
     list[str], typer.Option(help="hardware to pick for: auto (the whole envelope), h200, gb300; may be repeated")
 ]
+At = Annotated[
+    list[str] | None,
+    typer.Option("--at", metavar="WORKLOAD", help="only for places that are judged there, such as tp8-b1; may be repeated"),
+]
 Branch = Annotated[str | None, typer.Option(help="name of the new branch; default fasttrack/MODEL/OP/RUN")]
 Rounds = Annotated[int, typer.Option(min=1, help="candidates to judge at most")]
 Budget = Annotated[float, typer.Option(min=0.01, max=100_000, help="minutes of judging at most; overshoots by one candidate")]
@@ -108,6 +112,11 @@ def propose(
     hardware: Hardware = ["auto"],  # noqa: B006 - typer copies it
     device: Device = "auto",
     branch: Branch = None,
+    at: At = None,
+    pack: Annotated[
+        list[Path] | None,
+        typer.Option("--pack", metavar="FILE", help="search: what `fasttrack record` wrote, or a directory of it, to draw from; may be repeated"),
+    ] = None,
     transcript: Annotated[Path | None, typer.Option(metavar="FILE", help="what agent replay follows")] = None,
     endpoint: Annotated[
         str | None, typer.Option(metavar="URL", help="chat: an OpenAI-compatible endpoint; by default $OPENAI_BASE_URL")
@@ -135,6 +144,10 @@ def propose(
 
     Example: `fasttrack propose kimi_k3 --op kda_decode --rounds 24`
 
+    On a GPU machine whose Triton cannot record, the search draws from what was recorded elsewhere:
+    `fasttrack record kimi_k3 --op kda_decode --space --at tp8-b1 -o packs`, and there
+    `fasttrack propose kimi_k3 --op kda_decode --at tp8-b1 --hardware h200 --pack packs`
+
     With a language model, whose key is in $OPENAI_API_KEY or in the file that $OPENAI_API_KEY_FILE names:
     `fasttrack propose kimi_k3 --op kda_decode --agent chat --endpoint https://host/v1 --llm MODEL --price 1.25,10`
     """
@@ -147,7 +160,7 @@ def propose(
     else:
         commands.propose(
             model, op, agent=agent, rounds=rounds, budget_minutes=budget_minutes, seed=seed, hardware=hardware,
-            device=device, branch=branch, transcript=transcript, dry_run=dry_run, unsafe_no_sandbox=unsafe_no_sandbox,
+            workloads=at or (), packs=pack or (), device=device, branch=branch, transcript=transcript, dry_run=dry_run, unsafe_no_sandbox=unsafe_no_sandbox,
             as_json=as_json,
             chat={
                 "endpoint": endpoint, "llm": llm, "price": price, "prices": prices, "settings": llm_settings,
@@ -273,9 +286,15 @@ def submit(
 def record(
     model: ModelName,
     op: OpName,
-    candidate: CandidateFile,
     out: Annotated[Path, typer.Option("-o", "--out", metavar="FILE", help="the file to write, or to replace")],
+    candidate: Annotated[
+        Path | None, typer.Option("--candidate", metavar="FILE", help="a .py file, or a directory with candidate.toml")
+    ] = None,
     config: ConfigText = None,
+    space: Annotated[
+        bool, typer.Option("--space", help="the tree's kernel with every configuration of its design space, into a directory")
+    ] = False,
+    at: At = None,
     unseen: Annotated[int, typer.Option(min=1, max=16, help="unseen layouts of each workload")] = 1,
     unsafe_no_sandbox: Unsafe = False,
     as_json: AsJson = False,
@@ -283,11 +302,26 @@ def record(
     """Record and compile one candidate into a file, which a machine with a GPU can judge. Needs no GPU itself.
 
     Example: `fasttrack record kimi_k3 --op kda_decode --candidate my_kernel.py -o my_kernel.pack`
+
+    What a search may draw from there: the design space at the workloads that it is for, and what the dispatch table
+    names at all of them, since that may have to stand in it again.
+
+    Example: `fasttrack record kimi_k3 --op kda_decode --space --at tp8-b1 -o packs`
     """
     from . import commands
 
-    commands.record(
-        model, op, candidate, config, out, unseen=unseen, unsafe_no_sandbox=unsafe_no_sandbox, as_json=as_json
+    if space == (candidate is not None):
+        raise UserError("give a candidate or --space", "either --candidate FILE, or --space for the tree's kernel")
+    if not space:
+        if at:
+            raise UserError("--at goes with --space", "one candidate is recorded at every workload")
+        commands.record(
+            model, op, candidate, config, out, unseen=unseen, unsafe_no_sandbox=unsafe_no_sandbox, as_json=as_json
+        )
+    if config is not None:
+        raise UserError("--config does not go with --space", "every configuration is recorded")
+    commands.record_space(
+        model, op, out, at or (), unseen=unseen, unsafe_no_sandbox=unsafe_no_sandbox, as_json=as_json
     )
 
 
@@ -360,14 +394,19 @@ def report(
 
 
 @app.command()
-def doctor(as_json: AsJson = False) -> None:
+def doctor(
+    pins: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="look at installed versions alone, against these constraints")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
     """Check this machine and this checkout, and say what to do where something is not in order.
 
     Example: `fasttrack doctor`
     """
     from . import commands
 
-    commands.doctor(as_json=as_json)
+    commands.doctor(pins, as_json=as_json)
 
 
 @app.command()

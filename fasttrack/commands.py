@@ -3,7 +3,7 @@
 import json
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -13,6 +13,7 @@ import typer
 from fasttrack_validation.errors import UserError
 from fasttrack_validation.judge.candidate import Candidate
 from fasttrack_validation.judge.verdict import Outcome, Status, TimedCell, Verdict
+from fasttrack_validation.records import canonical_json
 
 from . import lane, model_dir, services, storage, verdict_cache
 from .voice import Voice
@@ -30,31 +31,35 @@ def propose(model: str, op: str | None, *, as_json: bool, chat: dict[str, object
     from .agents.settings import ChatOptions
 
     options["hardware"], options["chat"] = tuple(options["hardware"]), ChatOptions(**chat)
+    options["workloads"], options["packs"] = tuple(options["workloads"]), pack_files(options["packs"])
     op = op or _only_op(model)
     if options["agent"] == "external":
         from . import run_commands
 
-        for name in ("agent", "transcript", "chat", "dry_run"):
+        for name in ("agent", "transcript", "chat", "dry_run", "packs", "workloads"):
             options.pop(name)
         run_commands.mcp(model, op, http=True, port=0, resume=False, run=None, as_json=as_json, **options)
-    end(lane.propose(lane.Options(model=model, op=op, **options), services.default(), Voice(quiet=as_json)), as_json)
+    parts = services.default(records=not options["packs"])
+    end(lane.propose(lane.Options(model=model, op=op, **options), parts, Voice(quiet=as_json)), as_json)
 
 
 def submit(
     model: str, op: str, path: Path | None, config: str | None, *, as_json: bool, **options: object
 ) -> NoReturn:
     """Runs the lane with one candidate, or with packs of several."""
-    options["hardware"], options["packs"] = tuple(options["hardware"]), tuple(options["packs"])
+    options["hardware"], options["packs"] = tuple(options["hardware"]), pack_files(options["packs"])
     if path is not None:
         candidate = Candidate.from_path(path, op, parsed_config(config))
         options["submitted"] = with_defaults(candidate, model_dir.load(model), op)
-    chosen = lane.Options(model=model, op=op, **options)
-    end(lane.propose(chosen, services.default(), Voice(quiet=as_json)), as_json)
+    chosen = lane.Options(model=model, op=op, agent="single", **options)
+    parts = services.default(records=not chosen.packs)
+    end(lane.propose(chosen, parts, Voice(quiet=as_json)), as_json)
 
 
 def resume(model: str, op: str | None, run: str | None, *, as_json: bool) -> NoReturn:
     """Goes on with a run."""
-    end(lane.resume(model, op, run, None, services.default(), Voice(quiet=as_json)), as_json)
+    # A run on packs records nothing; where one does, the recorder itself refuses a Triton that it does not know.
+    end(lane.resume(model, op, run, None, services.default(records=False), Voice(quiet=as_json)), as_json)
 
 
 def evaluate(
@@ -110,6 +115,45 @@ def record(
     raise typer.Exit(0)
 
 
+def record_space(
+    model: str, op: str, out: Path, workloads: Sequence[str], *, unseen: int, unsafe_no_sandbox: bool, as_json: bool
+) -> NoReturn:
+    """Records the tree's kernel with every configuration of its design space. What does not compile is told, not kept."""
+    from fasttrack_validation.judge import pack_file
+
+    parts = services.default()
+    directory = model_dir.load(model)
+    contract, space = parts.contract(directory.manifest.model.contract), directory.space(op)
+    if space is None:
+        raise UserError(f"op {op!r} of {model} declares no design space", "record one candidate with --candidate")
+    out.mkdir(parents=True, exist_ok=True)
+    table = [entry.config for entry in directory.table(op).entry]
+    configs = [*(c for c in space.configurations() if c not in table), *(dict(c) for c in _distinct(table))]
+    facts = []
+    with parts.judge(contract, unsafe_no_sandbox, "cpu") as judge:
+        for config in configs:
+            whole = not workloads or config in table
+            recorded = judge.record(directory.candidate(op, config), None if whole else workloads, unseen)
+            path = out / f"{recorded.candidate.digest()[:16]}.pack"
+            why = recorded.stopped[0].message if recorded.stopped else None
+            size = 0 if why else pack_file.write(recorded, path)
+            facts.append({"file": str(path), "bytes": size, "config": config, "not_kept": why})
+            if not as_json:
+                print(f"not kept: {canonical_json(config)}: {why}" if why else f"{path}: {canonical_json(config)}", flush=True)
+    if as_json:
+        print(json.dumps(facts, indent=2))
+    raise typer.Exit(0)
+
+
+def _distinct(configs: "Sequence[Config]") -> "list[Config]":
+    return [config for number, config in enumerate(configs) if config not in configs[:number]]
+
+
+def pack_files(paths: Sequence[Path]) -> tuple[Path, ...]:
+    """The files that `paths` name, those of directories among them."""
+    return tuple(file for path in paths for file in (sorted(path.glob("*.pack")) if path.is_dir() else [path]))
+
+
 def _candidate(
     parts: lane.Services, model: str, op: str, path: Path, config: str | None
 ) -> "tuple[ModelContract, Candidate]":
@@ -149,11 +193,11 @@ def _rule(verdict: Verdict, as_json: bool, *, cached: bool = False) -> NoReturn:
     raise typer.Exit(STATUS_CODE[verdict.status])
 
 
-def doctor(*, as_json: bool) -> NoReturn:
-    """Prints every check."""
+def doctor(pins: Path | None, *, as_json: bool) -> NoReturn:
+    """Prints every check, or those of versions alone."""
     from . import doctor as checks
 
-    lines = checks.examine()
+    lines = checks.examine() if pins is None else checks.versions(pins)
     if as_json:
         print(json.dumps([asdict(line) for line in lines], indent=2))
     else:

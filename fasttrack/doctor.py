@@ -40,14 +40,38 @@ def examine(directory: Path | None = None) -> list[Line]:
     return [check() for check in checks]
 
 
+def versions(pins: Path) -> list[Line]:
+    """Python, Triton, torch, and every installed package that `pins` (a constraints file of pip) names: whether it has that
+    version. What is not installed is no matter of constraints. UserError for a file that cannot be read."""
+    try:
+        named = [line.strip() for line in pins.read_text("utf-8").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{pins}: {getattr(error, 'strerror', None) or 'it is no text'}", "name a constraints file") from error
+    same, other = 0, []
+    for name, _, pinned in (line.partition("==") for line in named if line and not line.startswith("#")):
+        try:
+            have = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+        if have.partition("+")[0] == pinned:  # "+cu130" names a build of the same version
+            same += 1
+        else:
+            other.append((name, have, pinned))
+    told = f"{same} packages have the pinned version, {len(other)} another"
+    if other:
+        told += ": " + ", ".join(f"{name} {have} ({pinned} is pinned)" for name, have, pinned in other)
+    how = "pip install " + " ".join(f"{name}=={pinned}" for name, _, pinned in other)
+    return [python(), package("triton"), package("torch"), Line("pins", "fail" if other else "ok", told, how)]
+
+
 def exit_code(lines: list[Line]) -> int:
     """1 when a line fails, else 0."""
     return int(any(line.state == "fail" for line in lines))
 
 
-def require_toolchain() -> None:
-    """Raises UserError when Python, Triton or torch are missing or out of range."""
-    for line in (python(), package("triton"), package("torch")):
+def require_toolchain(*, records: bool = True) -> None:
+    """Raises UserError when Python or torch are missing or out of range, or Triton where something is to be recorded."""
+    for line in (python(), *([package("triton")] if records else []), package("torch")):
         if line.state == "fail":
             raise UserError(f"{line.name}: {line.what}", line.how)
 

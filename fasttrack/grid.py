@@ -6,7 +6,7 @@ from enum import StrEnum
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from pydantic import ValidationError
 
@@ -21,6 +21,7 @@ from . import storage
 from .model_dir import ModelDirectory
 
 if TYPE_CHECKING:
+    from fasttrack_validation.claims.claim import Claim
     from fasttrack_validation.contracts import ModelContract
     from fasttrack_validation.contracts.grid import CellSpec
 
@@ -42,19 +43,24 @@ class Standing(StrEnum):
     """Measured with another driver, other versions or another clock state than the other cells"""
 
 
-@dataclass(frozen=True)
-class Cell:
-    """One cell of the grid as the model directory has it."""
+Spec = TypeVar("Spec")
+Kept = TypeVar("Kept")
 
-    spec: "CellSpec"
+
+@dataclass(frozen=True)
+class Cell(Generic[Spec, Kept]):
+    """One cell as the model directory has it: `Kept` is the record of a rank's share, or of servers."""
+
+    spec: Spec
     standing: Standing
-    record: Record | None
+    record: Kept | None
     reason: str
     """Why there is no figure; empty where there is one"""
 
     @property
-    def outcome(self) -> Measured | Failed | NotRun:
-        """What may be shown: a stale figure is none."""
+    def outcome(self):
+        """What may be shown, of the record's outcome: a figure of other sources, or of another machine than the others, is
+        none."""
         if self.standing in (Standing.MEASURED, Standing.FAILED):
             return self.record.outcome
         return NotRun(reason=self.reason)
@@ -75,23 +81,31 @@ def records_of(files: Mapping[str, bytes], where: str) -> dict[str, Record]:
 
 
 class Grid:
-    """The grid of `directory` on one kind of hardware."""
+    """The grid of `directory` on one kind of hardware.
 
-    def __init__(self, directory: ModelDirectory, contract: "ModelContract", hardware: str) -> None:
+    `folder`: where records lie, by default in the model directory. `validation`: the exams and the harness of a commit
+    (path relative to `validation/` -> contents), by default those that are installed.
+    """
+
+    def __init__(
+        self, directory: ModelDirectory, contract: "ModelContract", hardware: str, folder: Path | None = None,
+        validation: Mapping[str, bytes] | None = None,
+    ) -> None:  # fmt: skip
         from fasttrack_validation.performance.hardware import profile
 
         self.hardware = profile(hardware).name
-        self._directory, self._contract = directory, contract
+        self._directory, self._contract, self._validation = directory, contract, validation
         claims = [claim for claim in directory.manifest.envelope if claim.hardware == hardware]
         if not claims:
             known = sorted({claim.hardware for claim in directory.manifest.envelope})
             raise UserError(f"{directory.path.name} claims nothing for {hardware!r}", f"it claims {', '.join(known)}")
         self._widths = {claim.tp: claim.verify_width for claim in claims}
         self.directory_path = directory.path
+        self.folder = folder or directory.path / DIRECTORY / self.hardware
         self._cells = contract.grid  # says so where the model has none
-        self._harness = harness.digest(contract.model)
+        self._harness = harness.digest(contract.model, validation)
 
-    def cells(self, patterns: Sequence[str] = ()) -> tuple[Cell, ...]:
+    def cells(self, patterns: Sequence[str] = ()) -> "tuple[Cell[CellSpec, Record], ...]":
         """All cells whose names match one of `patterns`. Raises UserError where a pattern matches none."""
         specs = self._cells.cells(self.hardware)
         for pattern in patterns:
@@ -105,10 +119,13 @@ class Grid:
             found[key] = replace(found[key], standing=Standing.APART, reason=why)
         return tuple(c for key, c in found.items() if not patterns or any(fnmatchcase(key, p) for p in patterns))
 
-    def _cell(self, spec: "CellSpec") -> Cell:
+    def excluded(self, spec: "CellSpec") -> str | None:
+        """Why a cell cannot be run whatever the machine, or None."""
         width = self._widths.get(spec.tp)
-        why = f"nothing is claimed for TP {spec.tp}" if width is None else self._cells.excluded(spec, width)
-        if why:
+        return f"nothing is claimed for TP {spec.tp}" if width is None else self._cells.excluded(spec, width)
+
+    def _cell(self, spec: "CellSpec") -> "Cell[CellSpec, Record]":
+        if why := self.excluded(spec):
             return Cell(spec, Standing.EXCLUDED, None, why)
         record = self._read(spec)
         if record is None:
@@ -142,14 +159,18 @@ class Grid:
             decode=digest_files(self._directory.decode_sources()),
             kernels=digest_files({name: text.encode() for name, text in kernels.items()}),
             dispatch=sha256(canonical_json(chosen).encode()),
-            contract=sha256(canonical_json({op: self._contract.digest(op) for op in ops}).encode()),
+            contract=sha256(canonical_json({op: self._exam(op) for op in ops}).encode()),
             harness=self._harness,
         )
 
+    def _exam(self, op: str) -> str:
+        from fasttrack_validation.contracts import contract_digest
+
+        return contract_digest(self._contract.model, op, self._validation)
+
     def kept(self) -> dict[str, Record]:
         """Cell -> record of all that is kept, stale or not."""
-        folder = self._directory.path / DIRECTORY / self.hardware
-        return records_of({path.name: path.read_bytes() for path in folder.glob("*.json")}, str(folder))
+        return records_of({path.name: path.read_bytes() for path in self.folder.glob("*.json")}, str(self.folder))
 
     def keep(self, record: Record) -> Path:
         """Writes a record into the model directory, in full or not at all."""
@@ -158,7 +179,7 @@ class Grid:
         return path
 
     def _path(self, spec: "CellSpec") -> Path:
-        return self._directory.path / DIRECTORY / self.hardware / f"{spec.key}.json"
+        return self.folder / f"{spec.key}.json"
 
     def _read(self, spec: "CellSpec") -> Record | None:
         path = self._path(spec)
@@ -173,6 +194,16 @@ class Grid:
         if (record.spec, record.hardware) != (spec, self.hardware):
             raise UserError(f"{path} is about {record.hardware} {record.spec.key}", "restore it from git, or delete it")
         return record
+
+
+def claim(
+    model: str, hardware: str, contract: str, measured: Sequence[Record], stated: Mapping[str, Any]
+) -> "Claim":  # fmt: skip
+    """The claim about measured cells, with what is `stated` of both arms beside them."""
+    from fasttrack_validation.claims import shards
+
+    claim_id = f"{model}-{hardware}-rank".replace("_", "-")
+    return shards.claim(claim_id, f"One rank's share of {model} on {hardware}", contract, measured, stated)
 
 
 def summary(outcomes: Iterable[Measured | Failed | NotRun]) -> Mapping[str, float | int]:

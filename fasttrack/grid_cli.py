@@ -25,7 +25,7 @@ Gpus = Annotated[
 ]
 OwnGrid = Annotated[Path | None, typer.Option("--grid", metavar="FILE", help="server: another grid than the contract's")]
 Records = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="server: where records are kept; by default the model directory")
+    Path | None, typer.Option(metavar="DIR", help="where records are kept; by default the model directory")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="print data instead of text")]
 
@@ -47,7 +47,7 @@ def plan(
         from . import server_grid_commands
 
         return server_grid_commands.plan(where, cell or (), as_json=as_json)
-    grid_commands.plan(model, hardware, cell or (), as_json=as_json)
+    grid_commands.plan(model, hardware, cell or (), records=records, as_json=as_json)
 
 
 @app.command("run")
@@ -91,7 +91,7 @@ def run(
     if servers is not None or rate is not None or raw is not None or tool != "auto":
         raise UserError("--servers, --tool, --rate and --raw are about servers", "add --scope server")
 
-    grid_commands.run(model, hardware, cell or (), fresh=fresh, quads=quads, as_json=as_json)
+    grid_commands.run(model, hardware, cell or (), fresh=fresh, quads=quads, records=records, as_json=as_json)
 
 
 @app.command("show")
@@ -117,7 +117,7 @@ def show(
 
         return server_grid_commands.show(where, cell or (), plot=plot, as_json=as_json)
 
-    grid_commands.show(model, hardware, cell or (), plot=plot, as_json=as_json)
+    grid_commands.show(model, hardware, cell or (), plot=plot, records=records, as_json=as_json)
 
 
 @app.command("compare")
@@ -140,7 +140,7 @@ def compare(
         from . import server_grid_commands
 
         return server_grid_commands.compare(where, other, as_json=as_json)
-    grid_commands.compare(model, hardware, other, as_json=as_json)
+    grid_commands.compare(model, hardware, other, records=records, as_json=as_json)
 
 
 @app.command("claim")
@@ -169,7 +169,7 @@ def claim(
         from . import server_grid_commands
 
         return grid_commands.write_claims(server_grid_commands.claims(where, cell or (), option or ()), out)
-    grid_commands.write_claims(grid_commands.claims(model, hardware, cell or (), conditions), out)
+    grid_commands.write_claims(grid_commands.claims(model, hardware, cell or (), conditions, records), out)
 
 
 def _server(scope: str, model: str, hardware: str, gpus: int | None, grid: Path | None, records: Path | None):
@@ -180,6 +180,6 @@ def _server(scope: str, model: str, hardware: str, gpus: int | None, grid: Path 
         return Where(model, hardware, gpus, grid, records)
     if scope != "rank":
         raise UserError(f"no scope {scope!r}", "known: rank, server")
-    if gpus is not None or grid is not None or records is not None:
-        raise UserError("--gpus, --grid and --records are about servers", "add --scope server")
+    if gpus is not None or grid is not None:
+        raise UserError("--gpus and --grid are about servers", "add --scope server")
     return None

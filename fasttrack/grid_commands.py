@@ -19,9 +19,9 @@ from .voice import Voice
 Outcome = Measured | Failed | NotRun
 
 
-def plan(model: str, hardware: str, patterns: Sequence[str], *, as_json: bool) -> None:
+def plan(model: str, hardware: str, patterns: Sequence[str], *, records: Path | None, as_json: bool) -> None:
     """Lists cells with what is known of each."""
-    cells = _grid(model, hardware).cells(patterns)
+    cells = _grid(model, hardware, records).cells(patterns)
     if as_json:
         shown = [{"cell": c.spec.key, "standing": c.standing, "reason": c.reason} for c in cells]
         print(json.dumps({"model": model, "hardware": hardware, "cells": shown}))
@@ -30,10 +30,10 @@ def plan(model: str, hardware: str, patterns: Sequence[str], *, as_json: bool) -
 
 
 def run(
-    model: str, hardware: str, patterns: Sequence[str], *, fresh: bool, quads: int, as_json: bool
-) -> NoReturn:
+    model: str, hardware: str, patterns: Sequence[str], *, fresh: bool, quads: int, records: Path | None, as_json: bool
+) -> NoReturn:  # fmt: skip
     """Measures the cells that have no fresh figure. Exit: 0 all measured, 1 one failed, 3 one did not run."""
-    one, voice = _grid(model, hardware), Voice(quiet=as_json)
+    one, voice = _grid(model, hardware, records), Voice(quiet=as_json)
     cells = one.cells(patterns)
     todo = [c for c in cells if c.standing is not Standing.EXCLUDED and (fresh or c.standing is not Standing.MEASURED)]
     done: dict[str, Outcome] = {c.spec.key: c.outcome for c in cells}
@@ -52,9 +52,11 @@ def run(
     raise typer.Exit(3 if any(isinstance(outcome, NotRun) for outcome in wanted) else 0 if wanted else 4)
 
 
-def show(model: str, hardware: str, patterns: Sequence[str], *, plot: Path | None, as_json: bool) -> None:
+def show(
+    model: str, hardware: str, patterns: Sequence[str], *, plot: Path | None, records: Path | None, as_json: bool
+) -> None:  # fmt: skip
     """Prints the grid from what is kept."""
-    cells = _grid(model, hardware).cells(patterns)
+    cells = _grid(model, hardware, records).cells(patterns)
     if plot is not None:
         from . import grid_plot
 
@@ -73,9 +75,9 @@ def show(model: str, hardware: str, patterns: Sequence[str], *, plot: Path | Non
         print(f"drawn: {plot}")
 
 
-def compare(model: str, hardware: str, other: str, *, as_json: bool) -> NoReturn:
+def compare(model: str, hardware: str, other: str, *, records: Path | None, as_json: bool) -> NoReturn:
     """What is kept against a directory or a revision. Exit: 1 where a cell got slower, 4 where none can be compared."""
-    one = _grid(model, hardware)
+    one = _grid(model, hardware, records)
     found = grids.compare(_earlier(one, other), one.kept())
     slower = [cell.cell for cell in found if cell.change is grids.Change.SLOWER]
     if as_json:
@@ -87,17 +89,15 @@ def compare(model: str, hardware: str, other: str, *, as_json: bool) -> NoReturn
     raise typer.Exit(1 if slower else 0 if comparable else 4)
 
 
-def claims(model: str, hardware: str, patterns: Sequence[str], conditions: Path | None) -> list[str]:
+def claims(
+    model: str, hardware: str, patterns: Sequence[str], conditions: Path | None, records: Path | None
+) -> list[str]:  # fmt: skip
     """The claim about every measured cell, as JSON."""
-    from fasttrack_validation.claims import shards
-
     directory = model_dir.load(model)
-    cells = _grid(model, hardware).cells(patterns)
-    records = [cell.record for cell in cells if cell.standing is Standing.MEASURED]
-    claim_id = f"{model}-{hardware}-rank".replace("_", "-")
-    title = f"One rank's share of {model} on {hardware}"
+    cells = _grid(model, hardware, records).cells(patterns)
+    measured = [cell.record for cell in cells if cell.standing is Standing.MEASURED]
     stated = readers.conditions(conditions)
-    found = shards.claim(claim_id, title, directory.manifest.model.contract, records, stated)
+    found = grid.claim(model, hardware, directory.manifest.model.contract, measured, stated)
     return [found.model_dump_json(exclude_none=True)]
 
 
@@ -123,9 +123,9 @@ def _earlier(one: Grid, other: str) -> dict[str, Record]:
     return grid.records_of(files, f"{other}:{folder}")
 
 
-def _grid(model: str, hardware: str) -> Grid:
+def _grid(model: str, hardware: str, records: Path | None) -> Grid:
     directory = model_dir.load(model)
-    return Grid(directory, services.contract(directory.manifest.model.contract), hardware)
+    return Grid(directory, services.contract(directory.manifest.model.contract), hardware, records)
 
 
 def _measure(

@@ -1,6 +1,7 @@
 """The performance grid as lines of text."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
 from fasttrack_validation.claims import grids
 from fasttrack_validation.performance.records import Failed, Measured, NotRun
@@ -8,6 +9,7 @@ from fasttrack_validation.performance.records import Failed, Measured, NotRun
 from . import grid
 from .grid import Cell
 
+AnyCell = TypeVar("AnyCell", bound=Cell)
 _HEADER = (
     f"{'cell':<26} {'stock us':>9} {'fast us':>9} {'ratio':>6}  {'interval':<13} {'x floor':>7} {'floor':>7} "
     f"{'physical':>8} {'bytes x speed':>13} {'launches':>9}  rows"
@@ -86,28 +88,39 @@ def compared(cells: Sequence[grids.Compared]) -> Iterator[str]:
     yield f"slower: {', '.join(slower) or 'no cell'} of {len(told)} compared"
 
 
-def _table(outcomes: Iterable[tuple[Cell, Measured | Failed | NotRun]]) -> Iterator[str]:
+def table(
+    outcomes: Iterable[tuple[AnyCell, Any]], header: str, row: Callable[[AnyCell, Any], str], line: Callable[[Any], str]
+) -> Iterator[str]:  # fmt: skip
+    """Measured cells as rows under a header, the others gathered by the line that says why they have no figure."""
     without: dict[str, list[str]] = {}
     begun = False
     for cell, outcome in outcomes:
-        if not isinstance(outcome, Measured):
+        if outcome.kind != "measured":
             without.setdefault(line(outcome), []).append(cell.spec.key)
             continue
         if not begun:
-            yield _HEADER
+            yield header
             begun = True
-        c, fast = outcome.comparison, outcome.specialised
-        yield (
-            f"{cell.spec.key:<26} {outcome.stock.microseconds.median:>9.1f} {fast.microseconds.median:>9.1f} "
-            f"{c.ratio:>6.2f}  "
-            f"{f'{c.low:.2f}-{c.high:.2f}':<13} {fast.microseconds.median / outcome.target_floor_us:>7.2f} "
-            f"{outcome.target_floor_us:>7.1f} {outcome.physical_floor_us:>8.1f} "
-            f"{f'{outcome.by_bytes:.2f} x {outcome.by_speed:.2f}':>13} "
-            f"{f'{outcome.stock.launches}/{fast.launches}':>9}  {len(outcome.examined_rows)} examined"
-        )
+        yield row(cell, outcome)
     for why, keys in without.items():
-        yield f"{why}"
+        yield why
         yield f"    {len(keys)}: {', '.join(keys)}"
+
+
+def _table(outcomes: Iterable[tuple[Cell, Measured | Failed | NotRun]]) -> Iterator[str]:
+    return table(outcomes, _HEADER, _row, line)
+
+
+def _row(cell: Cell, outcome: Measured) -> str:
+    c, fast = outcome.comparison, outcome.specialised
+    return (
+        f"{cell.spec.key:<26} {outcome.stock.microseconds.median:>9.1f} {fast.microseconds.median:>9.1f} "
+        f"{c.ratio:>6.2f}  "
+        f"{f'{c.low:.2f}-{c.high:.2f}':<13} {fast.microseconds.median / outcome.target_floor_us:>7.2f} "
+        f"{outcome.target_floor_us:>7.1f} {outcome.physical_floor_us:>8.1f} "
+        f"{f'{outcome.by_bytes:.2f} x {outcome.by_speed:.2f}':>13} "
+        f"{f'{outcome.stock.launches}/{fast.launches}':>9}  {len(outcome.examined_rows)} examined"
+    )
 
 
 def _short(reason: str) -> str:

@@ -1,14 +1,17 @@
 """The command `fasttrack kit`."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from .kit.write import write as write_kit
 
 
-def write(model: str, hardware: str, out: Path | None, *, gpus: int | None, rehearsal: bool, as_json: bool) -> None:
+def write(
+    model: str, hardware: str, out: Path | None, *, gpus: int | None, cells: Sequence[str], rehearsal: bool, as_json: bool
+) -> None:  # fmt: skip
     """Writes the kit, and says what it holds."""
     place = out or Path(f"{model}-{hardware}-{'rehearsal' if rehearsal else 'kit'}")
-    kit = write_kit(model, hardware, place, gpus=gpus, rehearsal=rehearsal)
+    kit = write_kit(model, hardware, place, gpus=gpus, cells=cells, rehearsal=rehearsal)
     if as_json:
         print(kit.model_dump_json())
         return

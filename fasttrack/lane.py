@@ -36,7 +36,7 @@ PASS, FAIL, INCONCLUSIVE, NOTHING = 0, 1, 3, 4
 
 @dataclass(frozen=True)
 class Options:
-    """What a person asks for. `submitted` or `packs` make it a lane of these candidates."""
+    """What a person asks for. `submitted` makes it a lane of that candidate, agent `single` one of the packs."""
 
     model: str
     op: str
@@ -46,11 +46,13 @@ class Options:
     budget_minutes: float = 5.0
     seed: int | None = None
     hardware: tuple[str, ...] = ("auto",)
+    workloads: tuple[str, ...] = ()
+    """Declared workloads to search at; elsewhere the table's entries go on. Empty: all"""
     branch: str | None = None
     transcript: Path | None = None
     submitted: Candidate | None = None
     packs: tuple[Path, ...] = ()
-    """Pack files that are submitted in place of candidates"""
+    """Records to rule on in place of recording: those that are submitted, or those that a search may draw from"""
     chat: chat_settings.ChatOptions = chat_settings.ChatOptions()
     external: "External | None" = None
     """What serves the tools to an agent outside, for agent external"""
@@ -92,20 +94,24 @@ class Outcome(Frozen):
 
 def propose(options: Options, services: Services, voice: Voice) -> Outcome:
     """Runs the whole lane for one op. Raises UserError where the tree or the tools are not in order."""
-    if options.submitted or options.packs:
-        agent, why = "single", f"{len(options.packs)} submitted packs" if options.packs else "one submitted candidate"
-    else:
-        agent, why = choice.choose(options.agent, options.transcript, options.chat)
+    agent = "single" if options.submitted else options.agent
+    agent, why = choice.choose(agent, options.transcript, options.chat, len(options.packs))
     voice.say(f"agent {agent}: {why}")
     directory = model_dir.load(options.model, options.checkout, need_checkout=True)
     contract = services.contract(directory.manifest.model.contract)
     request = _request(options, directory, contract, services, agent, why)
+    recorded = packed.candidates(options.packs, options.op)
     scripted = choice.scripted_proposals(
         directory, options.op, transcript=options.transcript, submitted=options.submitted,
-        packed=packed.candidates(options.packs, options.op),
+        packed=recorded if agent == "single" else (),
     )  # fmt: skip
     if scripted is None:  # refuses now, not after the worktree is made
-        choice.check(agent, directory, options.op, options.external)
+        choice.check(agent, directory, options.op, options.external, recorded)
+    if recorded:
+        op, buckets = contract.op(options.op), directory.buckets(contract.op(options.op))
+        table, everywhere = [entry.config for entry in directory.table(options.op).entry], {b.workload for b in buckets}
+        asked = {bucket.workload for bucket in _asked(request, buckets)}
+        packed.check(options.packs, op, asked, everywhere, table)
     workspace.check_branch(directory.checkout, request.branch)
     if dirty := workspace.changed_paths(directory.checkout, "."):
         shown = ", ".join(dirty[:3]) + (f" and {len(dirty) - 3} more" if len(dirty) > 3 else "")
@@ -144,7 +150,7 @@ def resume(
             voice.say(f"note: the ledger ended in an unfinished record of {archive.torn} bytes; it was cut off")
         voice.say(f"run {request.run} goes on after {len(archive.screened())} rounds in {archive.directory}")
         if not request.scripted:
-            choice.check(request.agent, directory, request.op, external)
+            choice.check(request.agent, directory, request.op, external, _recorded(archive))
         return _run(archive, directory, services, voice, resumed=True, external=external)
 
 
@@ -164,12 +170,16 @@ def _request(
         if name not in known:
             what = f"hardware {name!r} is not in the envelope of {options.model}"
             raise UserError(what, f"it has {', '.join(known)}")
-    directory.buckets(contract.op(options.op))
+    buckets = directory.buckets(contract.op(options.op))
+    known = sorted({bucket.workload for bucket in buckets if bucket.hardware in hardware})
+    if missing := [name for name in options.workloads if name not in known]:
+        raise UserError(f"no place of {options.op} is judged at {missing[0]!r}", f"it has {', '.join(known)}")
     run = new_run_id()
     seed = secrets.randbits(56) if options.seed is None else options.seed
     return Request(
         run=run, model=options.model, op=options.op, agent=agent, why_agent=why, rounds=options.rounds,
         budget_minutes=options.budget_minutes, seed=seed, hardware=hardware,
+        workloads=tuple(dict.fromkeys(options.workloads)),
         branch=options.branch or f"fasttrack/{options.model}/{options.op}/{run}",
         base=base, scripted=agent in ("single", "replay"),
         unsafe_no_sandbox=options.unsafe_no_sandbox, device=options.device, packed=bool(options.packs),
@@ -216,7 +226,7 @@ def _work(
     buckets = directory.buckets(op)
     table = directory.table(request.op)
     sources = directory.sources_digest(request.op)
-    asked = [bucket for bucket in buckets if bucket.hardware in request.hardware]
+    asked = _asked(request, buckets)
 
     no_timing = services.why_no_timing()
     baselines = tuple(_baseline(op, bucket, no_timing) for bucket in asked)
@@ -230,7 +240,7 @@ def _work(
     around = choice.Surroundings(
         run=archive.directory, buckets=asked, floors=floors, seed=request.seed, rounds=request.rounds,
         hardware=request.hardware, chat=request.chat, external=external, judging_seconds=lambda: archive.seconds,
-        say=voice.say,
+        say=voice.say, recorded=None if request.scripted else _recorded(archive),
     )  # fmt: skip
     with (
         services.judge(contract, request.unsafe_no_sandbox, request.device) as judge,
@@ -244,11 +254,12 @@ def _work(
 
         judged = [Judged(evaluation.proposal.candidate, evaluation.verdict) for evaluation in history]
         selections = select(judged, buckets, table, sources, request.hardware)
+        timed = {bucket.workload for bucket in asked}
 
         def confirm(candidate: Candidate, workloads: tuple[str, ...]):
             proposal = Proposal(candidate, "confirmation")
             return archive.evaluate(
-                "confirm", proposal, workloads, lambda: judge.confirm(candidate, workloads)
+                "confirm", proposal, workloads, lambda: judge.confirm(candidate, workloads, timed)
             )
 
         # In the name of a submission nothing but the submission may be proposed.
@@ -307,6 +318,19 @@ def _write(
         write_file(root / document.path, document.text.encode())
         write_file(run / document.path, document.text.encode())
     return run / report[0].path, evidence, written
+
+
+def _asked(request: Request, buckets: Sequence[model_dir.Bucket]) -> list[model_dir.Bucket]:
+    """The places that the run is about."""
+    return [
+        bucket for bucket in buckets
+        if bucket.hardware in request.hardware and (not request.workloads or bucket.workload in request.workloads)
+    ]  # fmt: skip
+
+
+def _recorded(archive: Archive) -> tuple[Candidate, ...] | None:
+    """The candidates of the run's packs; None where candidates are recorded as they come."""
+    return packed.kept(archive.directory, archive.request.op) if archive.request.packed else None
 
 
 def _bill(archive: Archive) -> str | None:

@@ -1,6 +1,6 @@
 """Candidates that were recorded elsewhere, for a lane on a machine that cannot record: the GPU's, with another Triton."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,9 +11,11 @@ from fasttrack_validation.judge.recorded import Recorded, require_whole
 from fasttrack_validation.judge.verdict import Verdict
 from fasttrack_validation.records import canonical_json
 
+from .dispatch import Config
 from .storage import write_file
 
 if TYPE_CHECKING:
+    from fasttrack_validation.contracts.base import OpContract
     from fasttrack_validation.judge.judge import Judge
 
 FOLDER = "packs"
@@ -31,10 +33,26 @@ def candidates(paths: Sequence[Path], op: str) -> tuple[Candidate, ...]:
     return tuple(found.values())
 
 
+def check(
+    paths: Sequence[Path], contract: "OpContract", asked: Collection[str], everywhere: Collection[str],
+    table: Collection[Config],
+) -> None:  # fmt: skip
+    """Raises UserError for a record that lacks a workload that it will be ruled on at: those `asked` for, and with a
+    configuration of the `table`, which may have to stand in it again, those of all its places."""
+    for path in paths:
+        recorded = pack_file.read(path)
+        require_whole(recorded, contract, {*asked, *(everywhere if recorded.candidate.config in table else ())})
+
+
 def keep(paths: Sequence[Path], run: Path) -> None:
     """Copies pack files into the directory of a run, under the digests of their candidates."""
     for path in paths:
         write_file(run / FOLDER / f"{pack_file.read(path).candidate.digest()}.pack", path.read_bytes())
+
+
+def kept(run: Path, op: str) -> tuple[Candidate, ...]:
+    """The candidates whose records lie in the directory of a run."""
+    return candidates(sorted((run / FOLDER).glob("*.pack")), op)
 
 
 class Packed:
@@ -44,16 +62,18 @@ class Packed:
         self._judge = judge
         self._folder = run / FOLDER
 
-    def screen(self, candidate: Candidate) -> Verdict:
-        """Rules on the whole record."""
-        recorded = self._record(candidate)
-        require_whole(recorded, self._judge.model.op(candidate.op))
-        return self._judge.rule(recorded)
+    def screen(self, candidate: Candidate, workloads: Sequence[str]) -> Verdict:
+        """As `rounds.Judging`, on the part of the record that the workloads need."""
+        return self._judge.rule(self._part(candidate, workloads), thorough=False)
 
-    def confirm(self, candidate: Candidate, workloads: Sequence[str]) -> Verdict:
-        """Rules on the part of the record that the workloads need, with fresh inputs."""
-        recorded = self._record(candidate)
-        return self._judge.rule(recorded.only(self._judge.model.op(candidate.op), tuple(workloads)))
+    def confirm(self, candidate: Candidate, workloads: Sequence[str], timed: Collection[str]) -> Verdict:
+        """As `rounds.Judging`, on the part of the record that the workloads need."""
+        return self._judge.rule(self._part(candidate, workloads), timed=timed)
+
+    def _part(self, candidate: Candidate, workloads: Sequence[str]) -> Recorded:
+        contract, recorded = self._judge.model.op(candidate.op), self._record(candidate)
+        require_whole(recorded, contract, workloads)
+        return recorded.only(contract, tuple(workloads))
 
     def _record(self, candidate: Candidate) -> Recorded:
         path = self._folder / f"{candidate.digest()}.pack"

@@ -1,6 +1,6 @@
 """The rounds of a run: propose, judge, keep, until there is a reason to stop."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 from fasttrack_validation.judge.candidate import Candidate
@@ -24,18 +24,18 @@ Floors = Mapping[tuple[str, str], float | None]
 class Judging(Protocol):
     """What the lane needs of a judge. Its inputs are its own secret: no seed of the run reaches it."""
 
-    def screen(self, candidate: Candidate) -> Verdict:
-        """Rules on `candidate` at small workloads of true shape; times every declared workload."""
+    def screen(self, candidate: Candidate, workloads: Sequence[str]) -> Verdict:
+        """Rules on `candidate` at small workloads of true shape; times the named declared ones."""
 
-    def confirm(self, candidate: Candidate, workloads: Sequence[str]) -> Verdict:
-        """Rules on `candidate` at the named workloads and held-out ones, with fresh inputs."""
+    def confirm(self, candidate: Candidate, workloads: Sequence[str], timed: Collection[str]) -> Verdict:
+        """Rules on `candidate` at the named workloads and held-out ones, with fresh inputs; times those in `timed`."""
 
 
 def run(
     archive: Archive, proposer: Proposer, judge: Judging, buckets: Sequence[Bucket], floors: Floors, voice: Voice
 ) -> tuple[list[Evaluation], str]:
     """Goes on from what the archive holds; every evaluation in order, and why the rounds ended."""
-    request = archive.request
+    request, workloads = archive.request, tuple(dict.fromkeys(bucket.workload for bucket in buckets))
     history = [_evaluation(proposal, verdict, buckets) for proposal, verdict in archive.screened()]
     with voice.progress(request.rounds, len(history)) as progress:
         while True:
@@ -45,7 +45,7 @@ def run(
             if isinstance(proposal, Done):
                 return history, proposal.reason
             progress.start(proposal.note)
-            verdict = archive.evaluate("screen", proposal, (), lambda p=proposal: judge.screen(p.candidate))
+            verdict = archive.evaluate("screen", proposal, (), lambda p=proposal: judge.screen(p.candidate, workloads))
             history.append(_evaluation(proposal, verdict, buckets))
             progress.ruled(history[-1])
             voice.say(f"  round {len(history)}: {_told(history[-1])}")

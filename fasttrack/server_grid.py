@@ -1,7 +1,6 @@
 """The grid of a whole server as a model directory keeps it: cells, what is stale or apart, and keeping what is new."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
@@ -10,34 +9,19 @@ from pydantic import ValidationError
 
 from fasttrack_validation.errors import UserError
 from fasttrack_validation.load import compare
-from fasttrack_validation.load.records import Failed, Measured, NotRun, Record
+from fasttrack_validation.load.records import Failed, Measured, Record
 from fasttrack_validation.performance.hardware import datasheet, datasheets
 from fasttrack_validation.performance.serving_grid import ServingCell, ServingGrid, plan
 from fasttrack_validation.records import digest_files
 
 from . import storage
-from .grid import Standing
+from .grid import Cell, Standing
 from .model_dir import ModelDirectory
 
 FOLDER = "server"
 
 
-@dataclass(frozen=True)
-class Cell:
-    """One cell as the model directory has it."""
-
-    spec: ServingCell
-    standing: Standing
-    record: Record | None
-    reason: str
-    """Why there is no figure; empty where there is one"""
-
-    @property
-    def outcome(self) -> Measured | Failed | NotRun:
-        """What may be shown: a figure of other sources, or of another machine than the others, is none."""
-        if self.standing in (Standing.MEASURED, Standing.FAILED):
-            return self.record.outcome
-        return NotRun(reason=self.reason)
+ServerCell = Cell[ServingCell, Record]
 
 
 class ServerGrid:
@@ -62,14 +46,10 @@ class ServerGrid:
 
     @cached_property
     def subject(self) -> str:
-        """Digest of what a specialised server runs of this directory: decode path, kernels, dispatch tables."""
-        files = dict(self.directory.decode_sources())
-        for name, op in self.directory.manifest.ops.items():
-            files |= {path: text.encode() for path, text in self.directory.sources(name).items()}
-            files[op.dispatch] = (self.directory.path / op.dispatch).read_bytes()
-        return digest_files(files)
+        """Digest of what a specialised server runs of this directory."""
+        return subject(self.directory)
 
-    def cells(self, patterns: Sequence[str] = ()) -> tuple[Cell, ...]:
+    def cells(self, patterns: Sequence[str] = ()) -> tuple[ServerCell, ...]:
         """All cells whose names match one of `patterns`. Raises UserError where a pattern matches none."""
         keys = [cell.key for cell in self.grid.cells]
         for pattern in patterns:
@@ -81,7 +61,7 @@ class ServerGrid:
         found = (self._cell(cell, kept.get(cell.key), apart.get(cell.key)) for cell in self.grid.cells)
         return tuple(c for c in found if not patterns or any(fnmatchcase(c.spec.key, p) for p in patterns))
 
-    def _cell(self, spec: ServingCell, record: Record | None, apart: str | None) -> Cell:
+    def _cell(self, spec: ServingCell, record: Record | None, apart: str | None) -> ServerCell:
         if record is None:
             why = self._excluded[spec.key]
             if why:
@@ -107,6 +87,15 @@ class ServerGrid:
         path = self.folder / f"{record.cell.key}.json"
         storage.write_file(path, (record.model_dump_json() + "\n").encode())
         return path
+
+
+def subject(directory: ModelDirectory) -> str:
+    """Digest of what a specialised server runs of a model directory: decode path, kernels, dispatch tables."""
+    files = dict(directory.decode_sources())
+    for name, op in directory.manifest.ops.items():
+        files |= {path: text.encode() for path, text in directory.sources(name).items()}
+        files[op.dispatch] = (directory.path / op.dispatch).read_bytes()
+    return digest_files(files)
 
 
 def records_of(files: Mapping[str, bytes], where: str) -> dict[str, Record]:

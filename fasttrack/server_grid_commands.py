@@ -25,7 +25,7 @@ from fasttrack_validation.performance.serving_grid import ServingCell, ServingGr
 from . import grid_text, model_dir, server_grid_text, services, storage
 from .git import Repository
 from .grid import Standing
-from .server_grid import FOLDER, Cell, ServerGrid, records_of
+from .server_grid import FOLDER, ServerCell, ServerGrid, records_of
 from .voice import Voice
 
 
@@ -92,7 +92,7 @@ def run(
     if as_json:
         print(where.told(cells={key: outcome.model_dump(mode="json") for key, outcome in done.items()}))
     else:
-        told = [(Cell(c.spec, c.standing, records[c.spec.key], c.reason), done[c.spec.key]) for c in cells]
+        told = [(ServerCell(c.spec, c.standing, records[c.spec.key], c.reason), done[c.spec.key]) for c in cells]
         print("\n".join(server_grid_text.table(told)))
     wanted = [done[c.spec.key] for c in cells if c.standing is not Standing.EXCLUDED]
     if any(isinstance(outcome, Failed) for outcome in wanted):
@@ -144,7 +144,7 @@ def claims(where: Where, patterns: Sequence[str], options: Sequence[str]) -> lis
     return [one.model_dump_json(exclude_none=True) for one in claiming.claims(claim_id, title, records, options)]
 
 
-def _again(cell: Cell, runner: Runner) -> bool:
+def _again(cell: ServerCell, runner: Runner) -> bool:
     """Whether a cell is to be run: not where nothing can run it, nor where these very servers gave its figure."""
     if cell.standing is Standing.EXCLUDED:
         return False

@@ -5,7 +5,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from fasttrack_validation.load.claim import measurement
 from fasttrack_validation.load.records import Failed, Measured, NotRun
 
-from .server_grid import Cell
+from . import grid_text
+from .server_grid import ServerCell
 
 _HEADER = (
     f"{'cell':<38} {'stock tok/s/user':>16} {'fast tok/s/user':>16} {'stock ms/tok':>12} {'fast ms/tok':>11} "
@@ -27,31 +28,23 @@ def line(outcome: Measured | Failed | NotRun) -> str:
     return f"{', '.join(told)} in {len(outcome.stock.rounds)} rounds"
 
 
-def table(cells: Iterable[tuple[Cell, Measured | Failed | NotRun]]) -> Iterator[str]:
+def table(cells: Iterable[tuple[ServerCell, Measured | Failed | NotRun]]) -> Iterator[str]:
     """Measured cells with both arms' figures, the others gathered by their reasons."""
-    without: dict[str, list[str]] = {}
-    begun = False
-    for cell, outcome in cells:
-        if not isinstance(outcome, Measured):
-            without.setdefault(line(outcome), []).append(cell.spec.key)
-            continue
-        if not begun:
-            yield _HEADER
-            begun = True
-        stock, fast = (measurement(cell.record, side) for side in (outcome.stock, outcome.specialised))
-        accepted = fast.speculation.acceptance_length
-        ttft = f"{stock.result.ttft.base * 1e3:.0f} / {fast.result.ttft.base * 1e3:.0f}"
-        yield (
-            f"{cell.spec.key:<38} {stock.result.tok_s_user.base:>16.1f} {fast.result.tok_s_user.base:>16.1f} "
-            f"{stock.result.tpot.base * 1e3:>12.3f} {fast.result.tpot.base * 1e3:>11.3f} {ttft:>15} "
-            f"{'' if accepted is None else f'{accepted:.2f}':>9}"
-        )
-    for why, keys in without.items():
-        yield why
-        yield f"    {len(keys)}: {', '.join(keys)}"
+    return grid_text.table(cells, _HEADER, _row, line)
 
 
-def shown(cells: Sequence[Cell]) -> Iterator[str]:
+def _row(cell: ServerCell, outcome: Measured) -> str:
+    stock, fast = (measurement(cell.record, side) for side in (outcome.stock, outcome.specialised))
+    accepted = fast.speculation.acceptance_length
+    ttft = f"{stock.result.ttft.base * 1e3:.0f} / {fast.result.ttft.base * 1e3:.0f}"
+    return (
+        f"{cell.spec.key:<38} {stock.result.tok_s_user.base:>16.1f} {fast.result.tok_s_user.base:>16.1f} "
+        f"{stock.result.tpot.base * 1e3:>12.3f} {fast.result.tpot.base * 1e3:>11.3f} {ttft:>15} "
+        f"{'' if accepted is None else f'{accepted:.2f}':>9}"
+    )
+
+
+def shown(cells: Sequence[ServerCell]) -> Iterator[str]:
     """The whole grid, with how to get at ratios."""
     yield from table((cell, cell.outcome) for cell in cells)
     counts = {name: sum(cell.outcome.kind == name for cell in cells) for name in ("measured", "failed", "not_run")}

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from .report.record import DesignRecord
 
 
-def default() -> Services:
-    """The services of an installed package. Raises UserError when Triton or torch do not fit."""
+def default(*, records: bool = True) -> Services:
+    """The services of an installed package. Raises UserError when torch does not fit, or Triton where it `records`."""
     from . import doctor
 
-    doctor.require_toolchain()
+    doctor.require_toolchain(records=records)
     return Services(
         contract=contract, judge=judge, packager=Writers(), gate=gate, why_no_timing=why_no_timing,
         check_policy=check_policy,

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from ..model_dir import Bucket, ModelDirectory
     from .external import External
 
+OF_THE_TABLE = "a configuration of the dispatch table"
+"""What a search says of the configurations that it starts from"""
 AGENTS = ("auto", "search", "chat", "external", "replay")
 
 
@@ -40,14 +42,24 @@ class Surroundings:
     hardware: Sequence[str]
     chat: ChatSettings | None = None
     external: "External | None" = None
+    recorded: Sequence[Candidate] | None = None
+    """What a search may draw from, where nothing can be recorded"""
     judging_seconds: Callable[[], float] = lambda: 0.0
     say: Callable[[str], None] = lambda line: None
 
 
-def choose(agent: str, transcript: Path | None, chat: ChatOptions | None = None) -> tuple[str, str]:
+def choose(
+    agent: str, transcript: Path | None, chat: ChatOptions | None = None, packs: int = 0
+) -> tuple[str, str]:  # fmt: skip
     """The agent that `agent` stands for, and why. Raises UserError for an unknown one or a missing transcript."""
+    if agent == "single":
+        return agent, f"{packs} submitted packs" if packs else "one submitted candidate"
     if agent not in AGENTS:
         raise UserError(f"no agent {agent!r}", f"agents: {', '.join(AGENTS)}")
+    if packs:
+        if agent not in ("auto", "search"):
+            raise UserError(f"agent {agent} writes candidates that no pack has", "leave out --pack, or let search draw")
+        return "search", f"{packs} packs to draw from"
     if (agent == "replay") != (transcript is not None):
         raise UserError("agent replay and --transcript belong together", "give both, or neither")
     if agent == "auto":
@@ -89,19 +101,31 @@ def _packed(directory: "ModelDirectory", op: str, packed: Sequence[Candidate]) -
     first = packed[0]
     if first != directory.place(first):
         raise UserError(f"the files of {first.digest()[:12]} have other names than in the tree", "record the kernel file alone")
-    recorded = [one.config for one in packed if (one.files, one.entry) == (first.files, first.entry)]
+    _require_table(directory, op, [one.config for one in packed if (one.files, one.entry) == (first.files, first.entry)])
+    return [Proposal(one, "submitted") for one in packed]
+
+
+def _require_table(directory: "ModelDirectory", op: str, recorded: Sequence[Config]) -> None:
+    """What the table holds may have to stand in it again, and is judged before it does."""
     if lacking := [config for config in _configs(directory, op) if config not in recorded]:
         raise UserError(
             f"{len(lacking)} configurations of the dispatch table are not recorded with these sources",
             "record them as well: " + "; ".join(f"--config '{canonical_json(config)}'" for config in lacking),
         )
-    return [Proposal(one, "submitted") for one in packed]
 
 
-def check(agent: str, directory: "ModelDirectory", op: str, external: "External | None") -> None:
-    """Raises UserError where the agent could not work: no design space, no package, no readable key, no server."""
+def check(
+    agent: str, directory: "ModelDirectory", op: str, external: "External | None",
+    recorded: Sequence[Candidate] | None = None,
+) -> None:  # fmt: skip
+    """Raises UserError where the agent could not work: no design space, no package, no readable key, no server, records
+    of other sources or without the table's configurations."""
     if agent == "search":
         _space(directory, op)
+        if recorded:
+            if other := [one for one in recorded if one != directory.candidate(op, one.config)]:
+                raise UserError(f"{other[0].digest()[:12]} was recorded from other sources than the tree's", "record it again")
+            _require_table(directory, op, [one.config for one in recorded])
     elif agent == "chat":
         from .secrets import api_key
 
@@ -131,7 +155,7 @@ def seated(
         around.external.open(Workbench(directory, contract, around.buckets, around.floors))
         yield around.external
     else:
-        yield _search(directory, contract, around.hardware, around.seed)
+        yield _search(directory, contract, around)
 
 
 @contextmanager
@@ -162,20 +186,23 @@ def _chat(directory: "ModelDirectory", contract: "OpContract", around: Surroundi
         endpoint.close()
 
 
-def _search(directory: "ModelDirectory", contract: "OpContract", hardware: Sequence[str], seed: int) -> Search:
+def _search(directory: "ModelDirectory", contract: "OpContract", around: Surroundings) -> Search:
     op = contract.op
     space = _space(directory, op)
-    starts = [(config, "a configuration of the dispatch table") for config in _configs(directory, op)]
+    table = directory.table(op)
+    here = [table.at(bucket.hardware, bucket.tp, bucket.rows[1]).config for bucket in around.buckets]
+    starts = [(config, OF_THE_TABLE) for config in here]
     starts.append((space.default, "the default of the design space"))
     sizes = {w.name: contract.cost(w).bytes_read for w in contract.workloads()}
     workload_bytes = {
-        name: [sizes[bucket.workload] for bucket in directory.buckets(contract) if bucket.hardware == name]
-        for name in hardware
+        name: [sizes[bucket.workload] for bucket in around.buckets if bucket.hardware == name]
+        for name in around.hardware
         if name in floor.CARDS
     }
     for config in floor.seeds(space, workload_bytes):
         starts.append((config, "bytes in flight cover latency x bandwidth"))
-    return Search(space, lambda config: directory.candidate(op, config), starts, seed)
+    among = None if around.recorded is None else [one.config for one in around.recorded]
+    return Search(space, lambda config: directory.candidate(op, config), starts, around.seed, among)
 
 
 def _space(directory: "ModelDirectory", op: str):

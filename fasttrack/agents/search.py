@@ -22,12 +22,17 @@ class Search:
     name = "search"
 
     def __init__(
-        self, space: Space, candidate: Callable[[Config], Candidate], starts: Sequence[tuple[Config, str]], seed: int
-    ) -> None:
-        """`candidate` makes the candidate of a configuration; `starts` are (configuration, why) to try first."""
+        self, space: Space, candidate: Callable[[Config], Candidate], starts: Sequence[tuple[Config, str]], seed: int,
+        among: Sequence[Config] | None = None,
+    ) -> None:  # fmt: skip
+        """`candidate` makes the candidate of a configuration; `starts` are (configuration, why) to try first.
+
+        `among`: the configurations that may be proposed, by default the whole space.
+        """
         self.space = space
         self.candidate = candidate
-        self.starts = starts
+        self.among = None if among is None else {canonical_json(config) for config in among}
+        self.starts = [(config, why) for config, why in starts if self._may(config)]
         self.seed = seed
 
     def propose(self, history: Sequence[Evaluation]) -> Proposal | Done:
@@ -36,14 +41,18 @@ class Search:
         for config, why in self.starts:
             if canonical_json(config) not in tried:
                 return Proposal(self.candidate(config), why)
-        left = [config for config in self.space.configurations() if canonical_json(config) not in tried]
+        left = [c for c in self.space.configurations() if self._may(c) and canonical_json(c) not in tried]
         if not left:
-            return Done("every configuration of the design space has been judged")
+            what = "configuration of the design space" if self.among is None else "recorded configuration"
+            return Done(f"every {what} has been judged")
         rng = random.Random(f"{self.seed}/{len(history)}")
         config = self._sample(history, left, rng.getrandbits(32))
         if config is not None:
             return Proposal(self.candidate(config), "chosen by the TPE sampler from the times so far")
         return Proposal(self.candidate(rng.choice(left)), "drawn from the configurations not tried yet")
+
+    def _may(self, config: Config) -> bool:
+        return self.among is None or canonical_json(config) in self.among
 
     def _sample(self, history: Sequence[Evaluation], left: list[Config], seed: int) -> Config | None:
         """A configuration out of `left`, or None when the sampler keeps to those already tried."""

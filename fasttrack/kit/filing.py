@@ -2,33 +2,42 @@
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+import tomllib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
+from typing import TypeVar
 
 from pydantic import ValidationError
 
-from fasttrack_validation import digests
 from fasttrack_validation.accuracy.campaign import Outcome
+from fasttrack_validation.claims.claim import Claim
 from fasttrack_validation.errors import UserError
 from fasttrack_validation.load import claim as claiming
 from fasttrack_validation.load.figures import misfit
-from fasttrack_validation.load.records import Failed, Measured, Record
+from fasttrack_validation.load.records import Measured, Record
+from fasttrack_validation.numerics.servers.compare import ServersVerdict
+from fasttrack_validation.performance.records import Record as RankRecord
 from fasttrack_validation.performance.serving_grid import ServingGrid, serving_grid
 from fasttrack_validation.records import Frozen
 
-from .. import model_dir, signatures, storage, strict_json
+from .. import grid, model_dir, signatures, storage, strict_json
 from ..confinement.names import check_name, tool_configuration
 from ..git import display
-from ..server_grid import FOLDER, ServerGrid
-from . import plan
+from ..grid import DIRECTORY
+from ..server_grid import FOLDER
+from . import origin, plan, ranks
 from .plan import Kit
 from .sealing import MARK, SEAL, Seal, Sealed
 
 MAX_BYTES = 4 << 20
 """Of one file of evidence in a repository, as confinement has it"""
 _SUFFIXES = (".json", ".jsonl", ".csv", ".md", ".txt", ".jsonl.gz", ".json.gz")
+SERVERS, RANK = "results/grid/", "results/rank/"
+"""Where a kit keeps records: of servers, of one rank's share"""
+T = TypeVar("T", bound=Frozen)
 _PARTS = ("pairs", "end_to_end")
 _NUMERICS, _ACCURACY = "results/numerics/", "results/accuracy/"
+_VERDICT = f"{_NUMERICS}verdict.json"
 _RECORD, _SECTION = f"{_ACCURACY}accuracy.json", f"{_ACCURACY}accuracy.md"
 
 
@@ -55,29 +64,37 @@ def check(sealed: Sealed, signer: Path | None) -> Filed:
     kit, faults, notes = sealed.kit, [], []
     who = _signer(sealed, signer, faults, notes)
     directory = model_dir.load(kit.model)
-    records = _records(sealed.files, faults)
-    published = serving_grid(directory.manifest.model.contract)
-    here = ServerGrid(directory, published, published.hardware).subject
-    if kit.subject != here:
-        faults.append(f"it is about other sources of {kit.model} than these: check out {kit.commit[:12]} and import there")
-    elif kit.validation != digests.package_digest():
-        faults.append(f"it was measured by another harness than this one: check out {kit.commit[:12]} and import there")
+    contract = directory.manifest.model.contract
+    records = _records(sealed.files, SERVERS, Record, lambda one: one.cell.key, faults)
+    shares = _records(sealed.files, RANK, RankRecord, lambda one: one.spec.key, faults)
+    published = serving_grid(contract)
+    claimed = {claim.hardware for claim in directory.manifest.envelope}
+    with origin.of(kit, directory) as source:
+        faults += [source.fault] if source.fault else []
+        notes += [source.note] if source.note else []
+        if kit.hardware in claimed:
+            faults += ranks.faults(kit, source, shares)
+        elif shares:
+            faults.append(f"{kit.model} claims nothing for {kit.hardware}, and there are cells of one rank's grid")
+    notes += ranks.notes(kit, shares)
     if not kit.rehearsal:
-        _kit(kit, published, faults)
+        _kit(kit, published, claimed, faults)
     _grid(kit, records, faults)
-    _machine(sealed, faults)
-    _claims(sealed, records, faults)
+    _machine(sealed, kit.hardware if kit.hardware in claimed else published.hardware, faults)
+    # What derives claims may have changed since the kit's commit as well; no claim that was sent is filed.
+    _claims(sealed, records, notes if source.note else faults)
+    _rank_claims(sealed, contract, shares, notes if source.note else faults)
     codes = _codes(sealed.files)
+    _numerics(sealed, faults)
     _exams(sealed, faults)
     for step in kit.steps:
         code = codes.get(step.id)
         if code != 0:
             notes.append(f"step {step.id}: {'not run' if code is None else f'exit code {code}'}")
-    grid = {
-        f"evidence/grid/{kit.hardware}/{FOLDER}/{key}.json": f"results/grid/{key}.json" for key in records
-    }
+    targets = {f"{DIRECTORY}/{kit.hardware}/{FOLDER}/{key}.json": f"{SERVERS}{key}.json" for key in records}
+    targets |= {f"{DIRECTORY}/{kit.hardware}/{key}.json": f"{RANK}{key}.json" for key in shares}
     place = f"evidence/kits/{kit.hardware}-{_short(kit.commit)}"
-    files = {**grid, f"{place}/kit.json": "kit.json", f"{place}/machine.json": "results/machine.json"}
+    files = {**targets, f"{place}/kit.json": "kit.json", f"{place}/machine.json": "results/machine.json"}
     for name in (*sealed.files, *sealed.long):
         if name.startswith(_NUMERICS) or name in (_RECORD, _SECTION):
             files[f"{place}/{PurePosixPath(name).relative_to('results').as_posix()}"] = name
@@ -94,10 +111,11 @@ def check(sealed: Sealed, signer: Path | None) -> Filed:
         elif bad := next(check_name(target), None) or tool_configuration(target):
             del files[target]
             notes.append(f"{display(name)} is not filed: {bad if isinstance(bad, str) else bad[1]}")
+    both = (*records.items(), *shares.items())
     return Filed(
         model=kit.model, hardware=kit.hardware, rehearsal=kit.rehearsal, signer=who,
-        measured=tuple(key for key, one in records.items() if isinstance(one.outcome, Measured)),
-        failed=tuple(key for key, one in records.items() if isinstance(one.outcome, Failed)),
+        measured=tuple(key for key, one in both if one.outcome.kind == "measured"),
+        failed=tuple(key for key, one in both if one.outcome.kind == "failed"),
         faults=tuple(faults), notes=tuple(notes), files=files,
     )  # fmt: skip
 
@@ -156,29 +174,32 @@ def _signer(sealed: Sealed, key: Path | None, faults: list[str], notes: list[str
     return None
 
 
-def _records(files: Mapping[str, bytes], faults: list[str]) -> dict[str, Record]:
+def _records(
+    files: Mapping[str, bytes], folder: str, shape: type[T], key: Callable[[T], str], faults: list[str]
+) -> dict[str, T]:  # fmt: skip
+    """Cell -> record, of the JSON files in `folder`."""
     found = {}
     for name, data in files.items():
-        if not (name.startswith("results/grid/") and name.endswith(".json")):
+        if not (name.startswith(folder) and name.endswith(".json")):
             continue
         try:
-            record = Record.model_validate(strict_json.loads(data))
+            record = shape.model_validate(strict_json.loads(data))
         except ValidationError as error:
             faults.append(f"{name}: {'.'.join(map(str, error.errors()[0]['loc']))}: {error.errors()[0]['msg']}")
             continue
         except ValueError as error:
             faults.append(f"{name}: {error}")
             continue
-        if name != f"results/grid/{record.cell.key}.json":
-            faults.append(f"{name} is about {record.cell.key}")
-        found[record.cell.key] = record
+        if name != f"{folder}{key(record)}.json":
+            faults.append(f"{name} is about {key(record)}")
+        found[key(record)] = record
     return found
 
 
-def _kit(kit: Kit, published: ServingGrid, faults: list[str]) -> None:
+def _kit(kit: Kit, published: ServingGrid, claimed: Collection[str], faults: list[str]) -> None:
     """What the kit says of itself was in its owner's hands: what decides is taken from here."""
-    if kit.hardware != published.hardware:
-        faults.append(f"the kit is for {kit.hardware}, the grid of {kit.model} is about {published.hardware}")
+    if kit.hardware != published.hardware and (kit.pairs or kit.hardware not in claimed):
+        faults.append(f"the kit is for {kit.hardware}, the grid of servers of {kit.model} is about {published.hardware}")
     known, _ = plan.pairs(published, 1 << 30)
     if other := [pair.name for pair in kit.pairs if pair not in known]:
         faults.append(f"the kit names {other[0]}, which is no pair of servers of the grid of {kit.model}")
@@ -216,7 +237,7 @@ def _edited(key: str, record: Record, outcome: Measured) -> Iterator[str]:
                 break
 
 
-def _machine(sealed: Sealed, faults: list[str]) -> None:
+def _machine(sealed: Sealed, hardware: str, faults: list[str]) -> None:
     try:
         gpu = str(strict_json.loads(sealed.files["results/machine.json"])["facts"].get("gpu"))
     except (KeyError, ValueError, TypeError, AttributeError):
@@ -224,28 +245,57 @@ def _machine(sealed: Sealed, faults: list[str]) -> None:
         return
     if sealed.kit.rehearsal:
         return
-    wanted = plan.gpu_name(serving_grid(model_dir.load(sealed.kit.model).manifest.model.contract).hardware)
+    wanted = plan.gpu_name(hardware)
     if wanted not in gpu:
         faults.append(f"it was taken on {gpu[:80]}, the kit is for {wanted}")
 
 
 def _claims(sealed: Sealed, records: Mapping[str, Record], faults: list[str]) -> None:
-    """Claims are derived again: what was sent has to be what the records give."""
-    sent, kit = sealed.files.get("results/claims.json"), sealed.kit
+    """Claims about servers."""
+    kit = sealed.kit
     measured = [record for record in records.values() if isinstance(record.outcome, Measured)]
-    if sent is None or not measured:
-        return
     title, name = f"Specialised decode of {kit.model} on {kit.hardware}", f"{kit.model}-{kit.hardware}-server"
+    if measured:
+        _derived(sealed, "claims.json", lambda: claiming.claims(name.replace("_", "-"), title, measured), faults)
+
+
+def _rank_claims(sealed: Sealed, contract: str, shares: Mapping[str, RankRecord], faults: list[str]) -> None:
+    """The claim about one rank's share, with what its owner stated beside the records."""
+    kit = sealed.kit
+    measured = [record for record in shares.values() if record.outcome.kind == "measured"]
+
+    def made() -> list[Claim]:
+        stated = tomllib.loads(sealed.files.get("conditions.toml", b"").decode())
+        return [grid.claim(kit.model, kit.hardware, contract, measured, stated)]
+
+    if measured:
+        _derived(sealed, "rank-claims.json", made, faults)
+
+
+def _derived(sealed: Sealed, name: str, derive: Callable[[], Sequence[Claim]], faults: list[str]) -> None:
+    """Claims are derived again: what was sent has to be what the records give."""
+    if (sent := sealed.files.get(f"results/{name}")) is None:
+        return
     try:
-        made = claiming.claims(name.replace("_", "-"), title, measured)
+        made = derive()
         given = {one["id"]: {part: _by_cell(one.get(part, ())) for part in _PARTS} for one in strict_json.loads(sent)}
-    except (UserError, ValueError, TypeError, KeyError, AttributeError) as error:
-        faults.append(f"results/claims.json cannot be held against the records: {error}")
+    except (UserError, ValueError, TypeError, KeyError, AttributeError, ArithmeticError) as error:
+        faults.append(f"results/{name} cannot be held against the records: {error}")
         return
     for one in made:
         mine = json.loads(one.model_dump_json(exclude_none=True))
         if given.get(one.id) != {part: _by_cell(mine.get(part, ())) for part in _PARTS}:
             faults.append(f"claim {one.id} is not what the records give")
+
+
+def _numerics(sealed: Sealed, faults: list[str]) -> None:
+    """What reports show of servers that were compared token by token is a verdict of that stage."""
+    if (text := sealed.files.get(_VERDICT)) is None:
+        return
+    try:
+        ServersVerdict.model_validate(strict_json.loads(text))
+    except ValueError as error:
+        faults.append(f"{_VERDICT} is no verdict about two servers: {str(error).splitlines()[0]}")
 
 
 def _exams(sealed: Sealed, faults: list[str]) -> None:

@@ -1,7 +1,8 @@
 """Checks of a machine before a kit's first hour is spent. Python's own library alone: it runs before anything is installed.
 
 Run inside the kit: `python3 check_machine.py [--gpus N]`. Prints a line for each check, writes results/machine.json, and
-servers/*.toml and inputs/declare.json from their templates with what was found. What cannot be found out stays unknown.
+conditions.toml, servers/*.toml and inputs/declare.json from their templates with what was found. What cannot be found out
+stays unknown.
 Exit: 0 all in order, 1 something is not.
 """
 
@@ -15,6 +16,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+TEMPLATES = ("*.toml.in", "servers/*.toml.in", "inputs/*.json.in")
+STATED = {"engine_build": "the engine's build", "model_revision": "the revision of the weights"}
 QUERY = "name,driver_version,clocks.sm,clocks.mem,clocks_event_reasons.hw_slowdown,memory.total"
 
 
@@ -35,7 +38,7 @@ def main(arguments=None, folder=None):
     results = folder / "results"
     results.mkdir(exist_ok=True)
     write(results / "machine.json", json.dumps({"kit": kit["commit"], "facts": facts}, indent=1, sort_keys=True) + "\n")
-    for template in sorted([*(folder / "servers").glob("*.toml.in"), *(folder / "inputs").glob("*.json.in")]):
+    for template in sorted(path for kind in TEMPLATES for path in folder.glob(kind)):
         write(template.with_suffix(""), filled(template.read_text("utf-8"), facts))
     return 0 if all(good for good, _, _ in checks) else 1
 
@@ -46,6 +49,7 @@ def look(folder):
     facts = {
         "host": platform.machine(), "python": platform.python_version(), "cpus": os.cpu_count(),
         "disk_gb": shutil.disk_usage(folder).free // 10**9, "memory_gb": memory_gb(), "gpus": len(cards),
+        "signs": bool(os.environ.get("KEY")),
         "programs": sorted(name for name in ("ssh-keygen", "vllm", "aiperf", "curl", "tar") if shutil.which(name)),
     }  # fmt: skip
     if cards:
@@ -104,15 +108,15 @@ def check(wanted, facts):
     memory = facts.get("memory_gb")
     say(memory is not None and memory >= wanted["memory_gb"], f"{memory} GB of memory, {wanted['memory_gb']} GB needed",
         "use a larger host")  # fmt: skip
-    for name in wanted["programs"]:
+    for name in (*wanted["programs"], *(("ssh-keygen",) if facts.get("signs") else ())):
         there = name in facts["programs"]
         say(there, f"{name} {'is there' if there else 'is missing'}", f"install {name}")
     if wanted["gpu"] is not None:
         name = facts.get("gpu")
         say(name is not None and wanted["gpu"] in name, f"GPU {name}, wanted a {wanted['gpu']}",
             "figures of another GPU are no figures of this one: run the kit of your hardware")  # fmt: skip
-        said = f"{facts['gpus']} GPUs, {wanted['gpus']} needed for the largest pair of servers"
-        remedy = "say how many are linked over all nodes (--gpus N), or write a kit for fewer (`fasttrack kit --gpus N`)"
+        said = f"{facts['gpus']} GPUs, {wanted['gpus']} needed at once"
+        remedy = "say how many are linked over all nodes (GPUS=N), or write a kit for fewer (`fasttrack kit --gpus N`)"
         say(facts["gpus"] >= wanted["gpus"], said, remedy)
         driver = facts.get("driver")
         if wanted["driver"] is not None:
@@ -122,8 +126,8 @@ def check(wanted, facts):
             "see to cooling and power first: a throttled card measures nothing")  # fmt: skip
         say(facts.get("clocks_locked") in ("true", "false"), f"clocks locked: {facts.get('clocks_locked') or 'not said'}",
             "lock them (`nvidia-smi -lgc MHZ`) and export CLOCKS_LOCKED=true, or export CLOCKS_LOCKED=false")  # fmt: skip
-        for name, what in (("engine_build", "the engine's build"), ("model_revision", "the revision of the weights")):
-            say(facts.get(name), f"{what}: {facts.get(name) or 'not said'}",
+        for name in wanted["stated"]:
+            say(facts.get(name), f"{STATED[name]}: {facts.get(name) or 'not said'}",
                 f"export {name.upper()}=...: numerics and claims refuse what nobody names")  # fmt: skip
     return found
 

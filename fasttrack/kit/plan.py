@@ -18,6 +18,8 @@ URLS = {arm: f"http://127.0.0.1:{port}/v1" for arm, port in PORTS.items()}
 # every request; prompt tokens a second; loading the weights.
 STEP_SECONDS, ROW_SECONDS, PREFILL_TOKENS_A_SECOND, START_HOURS = 0.008, 0.0002, 20_000.0, 0.3
 NUMERICS_HOURS, EXAM_HOURS = 1.0, 8.0
+# Two cells of layers took 72 s on one H200, starting and compiling among it; a whole step was not timed.
+RANK_CELL_HOURS = 36 / 3600
 
 Hours = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
@@ -66,6 +68,7 @@ class Requirement(Frozen):
     memory_gb: int
     python: tuple[int, int] = (3, 11)
     programs: tuple[str, ...]
+    stated: tuple[str, ...] = Field(("engine_build", "model_revision"), description="what nobody can look up: its owner says it")
 
 
 class Kit(Frozen):
@@ -80,6 +83,7 @@ class Kit(Frozen):
     validation: str = Field(description="digest of judge, contracts, thresholds, exams and harness")
     requirement: Requirement
     pairs: tuple[Pair, ...]
+    cells: tuple[str, ...] = Field((), description="of one rank's grid, on one GPU")
     left_out: dict[str, str] = Field(description="pair or step -> why it is not part of this kit")
     steps: tuple[Step, ...]
     pins: tuple[str, ...] = Field(description="versions, as pip takes them")
@@ -154,8 +158,32 @@ REHEARSED = (
 )  # fmt: skip
 
 
+def rank_steps(model: str, hardware: str, cells: Sequence[str], patterns: Sequence[str]) -> tuple[Step, ...]:
+    """The steps of one rank's share on one GPU: `cells`, which `patterns` choose (none: all). They need no weights and no
+    engine, so they come first."""
+    where = ("--hardware", hardware, "--records", "results/rank")
+    chosen = tuple(option for pattern in patterns for option in ("--cell", pattern))
+    return (
+        Step(
+            id="versions", title="Installed versions against pinned ones", hours=0.0,
+            commands=_one("fasttrack", "doctor", "--pins", "constraints.txt"),
+        ),
+        Step(
+            id="rank", title="One rank's share on one GPU, against the oracle and the stock path",
+            hours=len(cells) * RANK_CELL_HOURS, commands=_one("fasttrack", "grid", "run", model, *where, *chosen),
+        ),
+        Step(
+            id="rank-claims", title="What may be said of one rank's share", hours=0.0,
+            commands=(
+                *_one("fasttrack", "grid", "claim", model, *where, "--with", "conditions.toml", "-o", "results/rank-claims.json"),
+                *_one("fasttrack", "claims", "check", "results/rank-claims.json"),
+            ),
+        ),
+    )  # fmt: skip
+
+
 def steps(model: str, hardware: str, grid: ServingGrid, fits: Sequence[Pair], *, rehearsal: bool) -> tuple[Step, ...]:
-    """All steps of a kit, in order. Numerics come before exams, exams before speed: nobody tunes what is wrong."""
+    """The steps of servers, in order. Numerics come before exams, exams before speed: nobody tunes what is wrong."""
     exams = [exam.of(model) for exam in (REHEARSED if rehearsal else PUBLISHED)]
     own = ("--grid", "grid.toml") if rehearsal else ()
     where = ("--hardware", hardware, "--scope", "server", *own, "--records", "results/grid")

@@ -22,7 +22,7 @@ SEAL, MARK = "seal.json", "seal.json.sig"
 MAX_FILES, MAX_BYTES = 20_000, 8 << 30
 KEPT, MAX_KEPT = 32 << 20, 512 << 20
 """Bytes of one file, and of all, that are held in memory when a sealed file is read. Longer ones are digested alone"""
-_TAKEN = ("kit.json", "serve.sh", "constraints.txt", "results", "servers", "plans")
+_TAKEN = ("kit.json", "serve.sh", "constraints.txt", "conditions.toml", "results", "servers", "plans")
 _LEFT = ("results/done",)
 _PADDING = 1 << 20
 

@@ -35,10 +35,13 @@ def archive_document(bundle: Bundle) -> Document:
             "reason": evaluation.verdict.reason,
             "message": evaluation.verdict.message,
             "picked": evaluation.proposal.candidate.digest() in picked,
-            "modelled_microseconds": {
-                f"{hardware}/{workload}": time.microseconds
-                for (hardware, workload), time in times(evaluation.verdict).items()
-                if not time.measured
+            **{
+                f"{basis}_microseconds": {
+                    f"{hardware}/{workload}": time.microseconds
+                    for (hardware, workload), time in times(evaluation.verdict).items()
+                    if time.basis == basis
+                }
+                for basis in ("measured", "modelled")
             },
             "seconds": evaluation.verdict.seconds,
             **({"parents": list(evaluation.proposal.parents)} if evaluation.proposal.parents else {}),
@@ -86,14 +89,16 @@ def record_of(bundle: Bundle, statement: evidence.Statement, written: Iterable[D
             for row in rows
             if row.stage is CoverageStage.NUMERICS and row.outcome is not Outcome.PASS
         )
-        + UNSEEN_BY_INTERPRETATION,
+        + (UNSEEN_BY_INTERPRETATION if any(verdict.executor.startswith("interpreter") for verdict in verdicts) else ()),
     )  # fmt: skip
 
 
 def _decisions(bundle: Bundle, source: str, archive: str, rows) -> tuple[Decision, ...]:
     decisions = [Decision(question="Should this design live in the model directory?", source=source)]
-    if any(not time.measured for pick in bundle.picks for time in pick.times.values()):
-        question = "No cell is backed by a measurement: may modelled picks stand in the dispatch table until a GPU decides?"
+    bases = {time.measured for pick in bundle.picks for time in pick.times.values()}
+    if False in bases:
+        some = "Not every" if True in bases else "No"
+        question = f"{some} cell is backed by a measurement: may modelled picks stand in the dispatch table until a GPU decides?"
         decisions.append(Decision(question=question, source=archive))
     if any(row.outcome is Outcome.NOT_RUN and row.stage is not CoverageStage.PERFORMANCE for row in rows):
         question = "Which of the stages that were not run must run before this leaves draft?"

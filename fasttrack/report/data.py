@@ -12,7 +12,7 @@ from ..evidence import Name, OpName, PerformanceCell, Stage, Statement
 from .exchange import Exchange, findings
 from .kernels import Kernel
 from .layers import Layer
-from .model_level import ExamResult, RungResult
+from .model_level import ExamResult, RungResult, ServersResult
 from .prose import Prose
 
 
@@ -178,6 +178,7 @@ class ReportData(Frozen):
     standings: tuple[Standing, ...] = ()
     sat: tuple[ExamResult, ...] = Field(default=(), description="exams with their results")
     rungs: tuple[RungResult, ...] = Field(default=(), description="of the numerics ladder, with their results")
+    servers: tuple[ServersResult, ...] = Field(default=(), description="compared token by token on hardware of others")
     not_run: tuple[tuple[str, str], ...] = Field(default=(), description="(what, why) of other stages that did not run")
 
     @model_validator(mode="after")
@@ -197,7 +198,7 @@ class ReportData(Frozen):
         digests = {op.op: sha256(op.statement.canonical_json().encode()) for op in self.ops}
         digests |= {layer.source: sha256(layer.canonical_json().encode()) for layer in self.layers}
         digests |= {one.source: sha256(one.canonical_json().encode()) for one in self.exchanges}
-        for one in (*self.sat, *self.rungs):
+        for one in (*self.sat, *self.rungs, *self.servers):
             digests[f"{one.source} {getattr(one, 'exam', '')}{getattr(one, 'rung', '')}{getattr(one, 'tp', '')}"] = sha256(
                 one.canonical_json().encode()
             )

@@ -1,7 +1,8 @@
 """Results on the whole model as a report shows them: exams, and errors token by token over positions.
 
-Read as data from `evidence/accuracy/*.json` (what an accuracy stage keeps) and `evidence/numerics/*.json` (the verdict of a
-numerics stage): what is not shown is not read, and judged by nobody here.
+Read as data from `evidence/accuracy/*.json` (what an accuracy stage keeps), `evidence/numerics/*.json` (the verdict of a
+numerics stage) and `evidence/kits/*/numerics/verdict.json` (two servers, as a kit's owner compared them): what is not
+shown is not read, and judged by nobody here.
 """
 
 import json
@@ -124,12 +125,53 @@ class RungResult(Frozen):
     spreads: tuple[Spread, ...]
 
 
+class _Flips(_Read):
+    flips: dict[str, int]
+    ties: int
+    bugs: int
+
+
+class _Servers(_Read):
+    result: str
+    reference: str
+    tokens: int
+    noise: tuple[str, ...]
+    deterministic: bool
+    flips: _Flips
+    spreads: tuple[Spread, ...]
+    text: str
+
+
+class ServersResult(Frozen):
+    """Two servers, stock and specialised, token by token on hardware that a kit's owner has."""
+
+    source: str
+    kit: str
+    """The kit's directory under `evidence/kits/`: hardware and commit"""
+    result: str
+    text: str
+    reference: str
+    tokens: int
+    noise: tuple[str, ...]
+    deterministic: bool
+    flips: _Flips
+    spreads: tuple[Spread, ...]
+
+    @property
+    def standing(self) -> str:
+        """What was held against what, and flips of the likeliest token."""
+        same = " (all of it the stock server to the last bit)" if self.deterministic else ""
+        flips = ", ".join(f"{path} {count}" for path, count in self.flips.flips.items())
+        return (f"{self.tokens} tokens against {self.reference}; noise: {', '.join(self.noise) or 'none'}{same}; top-1 flips: "
+                f"{flips or 'none'}, of the candidate's {self.flips.ties} ties and {self.flips.bugs} bugs")  # fmt: skip
+
+
 def exam_results(files: Mapping[str, bytes]) -> tuple[ExamResult, ...]:
     """Every exam that was sat. UserError for a file that is no record of an accuracy stage."""
     return tuple(
         ExamResult(source=path, exam=one.plan.exam, verdict=one.result.verdict, margin=one.plan.rule.margin_points / 100,
                    paired=one.result.paired, decision=one.result.decision, truncated=one.result.truncated)
-        for path, record in _read(files, "accuracy", _Accuracy) for one in record.outcome.exams
+        for path, record in _read(files, "evidence/accuracy/[^/]+", "accuracy", _Accuracy) for one in record.outcome.exams
     )  # fmt: skip
 
 
@@ -137,13 +179,21 @@ def rung_results(files: Mapping[str, bytes]) -> tuple[RungResult, ...]:
     """Every rung that ran. UserError for a file that is no verdict of a numerics stage."""
     return tuple(
         RungResult(source=path, **{name: getattr(one, name) for name in ("rung", "tp", "result", "tokens", "spreads")})
-        for path, record in _read(files, "numerics", _Numerics) for one in record.rungs
+        for path, record in _read(files, "evidence/numerics/[^/]+", "numerics", _Numerics) for one in record.rungs
     )  # fmt: skip
 
 
-def _read(files: Mapping[str, bytes], kind: str, shape: type) -> Iterator[tuple[str, object]]:
+def servers_results(files: Mapping[str, bytes]) -> tuple[ServersResult, ...]:
+    """Every comparison of servers that a kit brought. UserError for a file that is no verdict of one."""
+    return tuple(
+        ServersResult(source=path, kit=path.split("/")[2], **{name: getattr(record, name) for name in _Servers.model_fields})
+        for path, record in _read(files, "evidence/kits/[^/]+/numerics/verdict", "numerics", _Servers)
+    )  # fmt: skip
+
+
+def _read(files: Mapping[str, bytes], where: str, kind: str, shape: type) -> Iterator[tuple[str, object]]:
     for path in sorted(files):
-        if re.fullmatch(rf"evidence/{kind}/[^/]+\.json", path):
+        if re.fullmatch(rf"{where}\.json", path):
             try:
                 yield path, shape.model_validate(json.loads(files[path]))
             except (ValueError, RecursionError, ValidationError) as error:

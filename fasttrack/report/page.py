@@ -75,6 +75,7 @@ def report_data(files: Mapping[str, bytes], manifest: Any, record: DesignRecord 
         places=places,
         sat=model_level.exam_results(files),
         rungs=model_level.rung_results(files),
+        servers=model_level.servers_results(files),
         standings=tuple(_standing(op, files) for op in manifest.ops if op not in told),
         not_run=record.not_run,
     )  # fmt: skip

@@ -22,8 +22,9 @@ from fasttrack.attestation import Grade, attest
 from fasttrack.kit import known, machine, plan, sealing
 from fasttrack.kit.plan import Kit
 from fasttrack.kit.write import write
-from fasttrack.report.model_level import exam_results
+from fasttrack.report.model_level import exam_results, servers_results
 from long_tests import long
+from report_layers import reports
 
 from fasttrack_validation.accuracy import campaign
 from fasttrack_validation.accuracy.result import judge
@@ -73,9 +74,10 @@ def test_every_command_of_a_kit_is_one_that_this_version_runs(here):
         kit = write("kimi_k3", "gb300", here / f"kit-{rehearsal}", gpus=None, rehearsal=rehearsal)
         for step in kit.steps:
             assert [known.why_not(command.arguments) for command in step.commands] == [None] * len(step.commands)
-        grids = [f"grid-{pair.name}" for pair in kit.pairs]
-        assert [step.id for step in kit.steps] == ["exams", "numerics", "accuracy", *grids, "claims"]
-        assert kit.left_out == {}
+        grids, ranks = [f"grid-{pair.name}" for pair in kit.pairs], ["versions", "rank", "rank-claims"]
+        assert [step.id for step in kit.steps] == [
+            *([] if rehearsal else ranks), "exams", "numerics", "accuracy", *grids, "claims"]  # fmt: skip
+        assert kit.left_out == ({"rank": "one rank's share is measured on a GPU"} if rehearsal else {})
         text = (here / f"kit-{rehearsal}" / "run.sh").read_text()
         subprocess.run(["bash", "-n"], input=text, text=True, check=True)
         subprocess.run(["bash", "-n", str(here / f"kit-{rehearsal}" / "serve.sh")], check=True)
@@ -106,7 +108,7 @@ def test_a_step_that_this_version_cannot_run_is_left_out_with_why(here, monkeypa
 
     monkeypatch.setattr("fasttrack.kit.plan.steps", more)
     kit = write("kimi_k3", "gb300", here / "kit", gpus=None, rehearsal=True)
-    assert kit.left_out == {"marks": "this version has no `fasttrack exam mark`"} and "marks" not in {s.id for s in kit.steps}
+    assert kit.left_out["marks"] == "this version has no `fasttrack exam mark`" and "marks" not in {s.id for s in kit.steps}
     assert "marks (this version has no `fasttrack exam mark`)" in (here / "kit/README.md").read_text()
 
 
@@ -152,8 +154,8 @@ def test_what_a_kit_brings(here, checkout):
     assert done.returncode != 0 and "SPECIALISED_ARGS" in done.stderr
     with pytest.raises(UserError, match="is there already"):
         write("kimi_k3", "gb300", here / "kit", gpus=32, rehearsal=False)
-    with pytest.raises(UserError, match="no grid of servers on h200"):
-        write("kimi_k3", "h200", here / "other", gpus=None, rehearsal=False)
+    with pytest.raises(UserError, match="kimi_k3 has no grid on mi355x"):
+        write("kimi_k3", "mi355x", here / "other", gpus=None, rehearsal=False)
     with pytest.raises(UserError, match="no pair of servers fits 4 GPUs"):
         write("kimi_k3", "gb300", here / "other", gpus=4, rehearsal=False)
     path = checkout / "models/kimi_k3/README.md"
@@ -257,6 +259,8 @@ def sat(folder):
     record = {"format": "fasttrack.accuracy/1", "model": "kimi_k3", "outcome": json.loads(outcome.model_dump_json()), "not_run": []}
     (place / "accuracy.json").write_text(json.dumps(record))
     (place / "accuracy.md").write_text("# Exams\n")
+    (folder / "results/numerics").mkdir()
+    (folder / "results/numerics/verdict.json").write_text(json.dumps(reports().servers()))
 
 
 def imported(capsys, *arguments):
@@ -284,6 +288,8 @@ def test_what_comes_back_is_filed_and_attested(here, checkout, capsys):
         (shown,) = exam_results(files)
         assert (shown.exam, shown.verdict, shown.margin) == ("sample_choices", "pass", 0.3)
         assert shown.source == f"evidence/accuracy/gb300-{kit.commit[:12]}.json"
+        (compared,) = servers_results(files)
+        assert (compared.kit, compared.result) == (f"gb300-{kit.commit[:12]}", "inconclusive")
         assert not [path for path in files if path.endswith(("baseline.jsonl", "candidate.jsonl", "answers.jsonl"))]
         public = Path(f"{key}.pub").read_text().strip()
         allowed = f'partner@x namespaces="evidence@fasttrack.dev" {public}\n'.encode()
@@ -350,15 +356,19 @@ def test_what_does_not_hold_is_not_filed(here, checkout, capsys):
         assert (code, found["faults"] == []) == ((0, True) if said is None else (1, False))
         assert said is None or said in found["faults"][0]
         path.write_bytes(before)
-    # Sources that went on since
+    # Sources that went on since: its commit is in the history here, and what it measured is kept as stale.
     path = checkout / "models/kimi_k3/executor.py"
     text = path.read_text()
     try:
         path.write_text(text + "\n# later\n")
-        code, found = imported(capsys, returned(here / "g", here / "kit", key=key), "--from", f"{key}.pub", "--check")
-        assert code == 1 and f"check out {kit.commit[:12]}" in found["faults"][0]
+        code, found = imported(capsys, returned(here / "g", here / "kit", key=key), "--from", f"{key}.pub")
+        assert code == 0 and f"it is about commit {kit.commit[:12]}: what was measured of sources" in found["notes"][0]
+        assert cli.run(["grid", "plan", "kimi_k3", "--hardware", "gb300", "--scope", "server", "--json"]) == 0
+        shown = {c["cell"]: c["standing"] for c in json.loads(capsys.readouterr().out)["cells"]}
+        assert shown["tp8-mixed_prefill-b4-i1024-off"] == "stale"
     finally:
         path.write_text(text)
+        shutil.rmtree(checkout / "models/kimi_k3/evidence", ignore_errors=True)
 
 
 def repacked(source, target, change):

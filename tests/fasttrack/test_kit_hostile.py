@@ -80,10 +80,13 @@ def test_what_the_kit_asks_of_its_machine_is_taken_from_here(back, capsys):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"hardware": "../../../x"}, "the kit is for ../../../x, the grid of kimi_k3 is about gb300"),
-        ({"hardware": "h200"}, "the kit is for h200, the grid of kimi_k3 is about gb300"),
+        ({"hardware": "../../../x"}, "the kit is for ../../../x, the grid of servers of kimi_k3 is about gb300"),
+        ({"hardware": "h200"}, "the kit is for h200, the grid of servers of kimi_k3 is about gb300"),
         ({"pairs": [{"tp": 1, "speculation": "off"}]}, "the kit names tp1-off"),
-        ({"validation": "0" * 64}, "by another harness"),
+        ({"validation": "0" * 64}, "about other exams or another harness than its commit"),
+        ({"subject": "0" * 64}, "about other sources of kimi_k3 than its commit"),
+        ({"subject": "0" * 64, "commit": "0" * 40}, "the history here has no commit '000000000000'"),
+        ({"subject": "0" * 64, "commit": "HEAD"}, "the history here has no commit 'HEAD'"),
     ],
 )
 def test_a_kit_whose_own_words_were_edited(back, capsys, change, says):
@@ -98,6 +101,8 @@ FILES = [
     ("results/claims.json", '[{"id": "kimi-k3-gb300-server-mixed-prefill", "pairs": 5}]', "cannot be held against"),
     ("results/claims.json", '[{"id": "kimi-k3-gb300-server-mixed-prefill"}]', "not what the records give"),
     ("results/claims.json", '[["id"]]', "cannot be held against"),
+    ("results/numerics/verdict.json", '{"result": "pass"}', "no verdict about two servers"),
+    ("results/numerics/verdict.json", DEEP, "no verdict about two servers"),
     ("results/machine.json", DEEP, "no record of a machine"),
     ("results/machine.json", '{"facts": [1]}', "no record of a machine"),
     ("results/grid/more.json", DEEP, "nested too deeply"),
@@ -109,6 +114,7 @@ FILES = [
 
 @pytest.mark.parametrize(("name", "text", "says"), FILES)
 def test_files_that_are_no_such_files_are_faults(back, capsys, name, text, says):
+    (back / name).parent.mkdir(exist_ok=True)
     (back / name).write_text(text)
     code, found = imported(back, capsys, "--check")
     assert code == 1 and any(says in fault for fault in found["faults"]), found["faults"]

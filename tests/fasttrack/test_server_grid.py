@@ -186,5 +186,5 @@ def test_figures_are_stale_once_the_sources_change(tmp_path, monkeypatch):
 def test_wrong_usage_is_named(place, two, capsys, arguments, said):
     servers(place, *two)
     assert grid(*arguments) == 2 and said in capsys.readouterr().err
-    assert cli.run(["grid", "plan", "kimi_k3", "--hardware", "h200", "--records", "x"]) == 2
+    assert cli.run(["grid", "plan", "kimi_k3", "--hardware", "h200", "--gpus", "4"]) == 2
     assert "--scope server" in capsys.readouterr().err

@@ -5,13 +5,15 @@ import random
 import threading
 import time
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
+
+from local_http import LocalServer, answer
 
 WORDS = [a + b for a in ("ba", "de", "ki", "lo", "mu", "na", "po", "ri", "sa", "tu") for b in ("ba", "ne", "ki", "ro", "zu")]
 
 
 @dataclass
-class LoadServer:
+class LoadServer(LocalServer):
     """Use as a context manager. `faults`: request number -> what goes wrong with it: status, cut, no_usage, hang, error."""
 
     first_s: float = 0.002
@@ -28,50 +30,22 @@ class LoadServer:
     drafts: int = 0
     prompt_tokens: int = 0
 
-    def __enter__(self) -> "LoadServer":
-        outer, self._lock = self, threading.Lock()
+    def __post_init__(self) -> None:
+        self._lock = threading.Lock()
 
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
+    def post(self, handler: BaseHTTPRequestHandler, body: bytes) -> None:
+        with self._lock:
+            self.in_flight += 1
+            self.most_in_flight = max(self.most_in_flight, self.in_flight)
+        try:
+            self._stream(handler, json.loads(body))
+        except (BrokenPipeError, ConnectionResetError):
+            handler.close_connection = True
+        finally:
+            with self._lock:
+                self.in_flight -= 1
 
-            def log_message(self, *_):
-                pass
-
-            def do_GET(self):
-                outer._get(self)
-
-            def do_POST(self):
-                with outer._lock:
-                    outer.in_flight += 1
-                    outer.most_in_flight = max(outer.most_in_flight, outer.in_flight)
-                try:
-                    outer._post(self)
-                except (BrokenPipeError, ConnectionResetError):
-                    self.close_connection = True
-                finally:
-                    with outer._lock:
-                        outer.in_flight -= 1
-
-        class Quiet(ThreadingHTTPServer):
-            daemon_threads = True
-            request_queue_size = 128
-
-            def handle_error(self, request, address):
-                pass
-
-        self._server = Quiet(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_address[1]}/v1"
-
-    def _get(self, handler: BaseHTTPRequestHandler) -> None:
+    def get(self, handler: BaseHTTPRequestHandler) -> None:
         found = {"/v1/models": json.dumps({"object": "list", "data": [{"id": self.model, "object": "model"}]})}
         if self.version is not None:
             found["/version"] = json.dumps({"version": self.version})
@@ -86,18 +60,17 @@ class LoadServer:
                 )
             )
         text = found.get(handler.path)
-        _answer(handler, 200 if text is not None else 404, (text or "{}").encode())
+        answer(handler, 200 if text is not None else 404, (text or "{}").encode())
 
-    def _post(self, handler: BaseHTTPRequestHandler) -> None:
-        body = json.loads(handler.rfile.read(int(handler.headers["Content-Length"])))
+    def _stream(self, handler: BaseHTTPRequestHandler, body: dict) -> None:
         with self._lock:
             number = len(self.requests)
             self.requests.append((handler.path, body))
         fault = self.faults.get(number)
         if fault == "status":
-            return _answer(handler, 503, b'{"error": {"message": "overloaded"}}')
+            return answer(handler, 503, b'{"error": {"message": "overloaded"}}')
         if fault == "html":
-            return _answer(handler, 200, b"<html>hello</html>")
+            return answer(handler, 200, b"<html>hello</html>")
         chat = handler.path.endswith("/chat/completions")
         tokens = body.get("max_tokens") or body.get("max_completion_tokens") or 8
         prompt = sum(len(m["content"].split()) for m in body["messages"]) if chat else len(
@@ -144,11 +117,3 @@ def _event(handler: BaseHTTPRequestHandler, chat: bool, value: dict) -> None:
     kind = "chat.completion.chunk" if chat else "text_completion"
     handler.wfile.write(f"data: {json.dumps({'id': 'r', 'object': kind, 'created': 1, 'model': 'm', **value})}\n\n".encode())
     handler.wfile.flush()
-
-
-def _answer(handler: BaseHTTPRequestHandler, status: int, data: bytes) -> None:
-    handler.send_response(status)
-    handler.send_header("Content-Type", "application/json")
-    handler.send_header("Content-Length", str(len(data)))
-    handler.end_headers()
-    handler.wfile.write(data)

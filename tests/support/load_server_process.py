@@ -2,7 +2,6 @@
 
 import signal
 import sys
-from http.server import ThreadingHTTPServer
 
 import load_server
 
@@ -10,10 +9,9 @@ import load_server
 def main() -> None:
     port, step, model = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3]
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    made = ThreadingHTTPServer.__init__
-    # The server of a test takes a free port; a kit's has one of its own.
-    ThreadingHTTPServer.__init__ = lambda self, place, *rest: made(self, (place[0], port), *rest)
-    with load_server.LoadServer(first_s=0.01, step_s=step, model=model):
+    server = load_server.LoadServer(first_s=0.01, step_s=step, model=model)
+    server.port = port
+    with server:
         signal.pause()
 
 

@@ -12,7 +12,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -124,13 +124,24 @@ class Judge:
             "sandbox": self.sandbox, "unsafe": self._unsafe,
         }  # fmt: skip
 
-    def screen(self, candidate: Candidate) -> Verdict:
-        """Every check at small true-shape workloads of each TP, and a modelled time for every declared workload."""
-        return self.rule(self._record_declared(candidate, unseen=1, every=self._device is not None))
+    def screen(self, candidate: Candidate, workloads: Sequence[str] | None = None) -> Verdict:
+        """Every check at small true-shape workloads of each TP, and a time for every declared workload.
 
-    def confirm(self, candidate: Candidate, workloads: Sequence[str]) -> Verdict:
-        """The checks again at the named declared workloads, with fresh seeds and unseen layouts of each bucket."""
-        return self.rule(self.record(candidate, workloads))
+        With `workloads` it is the look of a search, whose picks are confirmed: only these get a time, and on a GPU the
+        small workloads of their TPs alone are tried, without sanitizers.
+        """
+        if workloads is None:
+            return self.rule(self._record_declared(candidate, unseen=1, every=self._device is not None))
+        return self.rule(self._record_declared(candidate, unseen=1, every=False, named=workloads), thorough=False)
+
+    def confirm(
+        self, candidate: Candidate, workloads: Sequence[str], timed: Collection[str] | None = None
+    ) -> Verdict:  # fmt: skip
+        """The checks again at the named declared workloads, with fresh seeds and unseen layouts of each bucket.
+
+        `timed`: those of them that get a time, by default all.
+        """
+        return self.rule(self.record(candidate, workloads), timed=timed)
 
     def record(self, candidate: Candidate, workloads: Sequence[str] | None = None, unseen: int = 1) -> Recorded:
         """Everything that ruling needs, for the named declared workloads or all, with so many unseen layouts of each.
@@ -143,11 +154,7 @@ class Judge:
         if workloads is None:
             return self._record_declared(candidate, unseen=unseen, every=True)
         contract = self.model.op(candidate.op)
-        declared = {w.name: w for w in (*contract.workloads(), *contract.small())}
-        missing = [name for name in workloads if name not in declared]
-        if missing:
-            raise UserError(f"unknown workload {missing[0]!r} of {candidate.op}", f"known: {', '.join(declared)}")
-        chosen = tuple(declared[name] for name in workloads)
+        chosen = _named(contract, workloads)
         # Twins are interpreted at a small batch only, so each TP brings one along.
         tps = {w.axes["tp"] for w in chosen}
         affordable = contract.small() or contract.workloads()
@@ -155,12 +162,18 @@ class Judge:
         checked = tuple({w.name: w for w in (*chosen, *small)}.values())
         return self._record(candidate, contract, checked, chosen, {w.name: unseen for w in checked})
 
-    def _record_declared(self, candidate: Candidate, *, unseen: int, every: bool) -> Recorded:
-        """All declared workloads; an interpreter checks the small ones. Unseen layouts of those, or of `every` one."""
+    def _record_declared(
+        self, candidate: Candidate, *, unseen: int, every: bool, named: Sequence[str] | None = None
+    ) -> Recorded:  # fmt: skip
+        """All declared workloads, or the named; an interpreter checks the small ones of their TPs. Unseen layouts of
+        those, or of `every` one."""
         contract = self.model.op(candidate.op)
-        declared = contract.workloads()
+        declared, affordable = contract.workloads(), contract.small() or contract.workloads()
+        if named is not None:
+            declared = _named(contract, named)
+            tps = {w.axes["tp"] for w in declared}
+            affordable = tuple(w for w in affordable if w.axes["tp"] in tps)
         # An imported definition may have no batches as small as these.
-        affordable = contract.small() or declared
         small = tuple(w for w in affordable if w.axes["rows"] in SCREEN_ROWS) or affordable[:2]
         varied = {w.name: unseen for w in ((*small, *declared) if every else small)}
         return self._record(candidate, contract, small, declared, varied)
@@ -201,16 +214,19 @@ class Judge:
             stopped=tuple(check for check in ruling.unmet if check.check in records.STAGES),
         )  # fmt: skip
 
-    def rule(self, recorded: Recorded) -> Verdict:
+    def rule(
+        self, recorded: Recorded, *, timed: Collection[str] | None = None, thorough: bool = True
+    ) -> Verdict:  # fmt: skip
         """The verdict on a record: of this judge, or read from a file. Every seed is drawn here.
 
-        Raises RecordedError for a record that this judge cannot rule on.
+        `timed`: the declared workloads that get a time, by default all. Not `thorough`: a GPU tries what an interpreter
+        would, and runs no sanitizers. Raises RecordedError for a record that this judge cannot rule on.
         """
-        ruling = self._rule(recorded)
+        ruling = self._rule(recorded, timed, thorough)
         ruling.seal(self._seal, package_digest())
         return ruling.verdict()
 
-    def _rule(self, recorded: Recorded) -> Ruling:
+    def _rule(self, recorded: Recorded, timed: Collection[str] | None, thorough: bool) -> Ruling:
         contract = self.model.op(recorded.candidate.op)
         digest, judge = self.model.digest(recorded.candidate.op), installed_judge_digest()
         workloads = verify(recorded, self.model.model, contract, digest, judge)
@@ -243,14 +259,17 @@ class Judge:
             if self._device is not None and self._timed:
                 self._ready_to_time(contract.op)
             with _timed(ruling, "trials"):
-                trials = self._trials(recorded, contract, workloads, executor, ruling)
+                trials = self._trials(recorded, contract, workloads, executor, ruling, thorough)
             ruling.why_not_timed = self._why_not_timed()
-            if self._device is not None and not ruling.stopped:
+            if self._device is not None and not thorough:
+                ruling.skip_stage("C15", "sanitizer.not_run", "left to the confirmation of a pick")
+            elif self._device is not None and not ruling.stopped:
                 with _timed(ruling, "sanitizers"):
                     self._sanitize(recorded, contract, workloads.checked, ruling)
             if self._device is not None and self._timed and not ruling.stopped:
+                wanted = tuple(w for w in workloads.declared if timed is None or w.name in timed)
                 with _timed(ruling, "timing"):
-                    self._time(recorded, contract, workloads.declared, ruling)
+                    self._time(recorded, contract, wanted, ruling)
             ruling.model_times(recorded.packs, trials, workloads.declared, audits)
         return ruling
 
@@ -286,11 +305,12 @@ class Judge:
         return Interpreter(self._sandboxes.interpreter(), source, INTERPRETER_LIMITS)
 
     def _trials(
-        self, recorded: Recorded, contract: OpContract, workloads: Workloads, executor: Executor, ruling: Ruling
-    ) -> list[Trial]:
+        self, recorded: Recorded, contract: OpContract, workloads: Workloads, executor: Executor, ruling: Ruling,
+        thorough: bool,
+    ) -> list[Trial]:  # fmt: skip
         """Runs trial groups until one shows a fault; later groups cannot change the verdict."""
         on_device = self._device is not None
-        groups = (trial_plan.launched if on_device else trial_plan.interpreted)(contract, workloads)
+        groups = (trial_plan.launched if on_device and thorough else trial_plan.interpreted)(contract, workloads)
         threads = min(os.cpu_count() or 1, MAX_EXAMINERS) if on_device else self._concurrency
         done: list[Trial] = []
         faulted = threading.Event()
@@ -364,6 +384,14 @@ class Judge:
         inputs = contract.make_inputs(spec.workload, spec.distribution, spec.seed)
         static = {s.name: inputs[s.name] for s in contract.tensors(spec.workload) if s.role is TensorRole.STATIC}
         return prepare(self._sandboxes.preparer(), candidate, contract, spec.workload, self._hardware, static, pack)
+
+
+def _named(contract: OpContract, names: Sequence[str]) -> tuple[Workload, ...]:
+    """The declared workloads of these names. Raises UserError for an unknown one."""
+    declared = {w.name: w for w in (*contract.workloads(), *contract.small())}
+    if missing := [name for name in names if name not in declared]:
+        raise UserError(f"unknown workload {missing[0]!r} of {contract.op}", f"known: {', '.join(declared)}")
+    return tuple(declared[name] for name in names)
 
 
 @contextmanager

@@ -7,7 +7,7 @@ is as good as the machine that recorded it.
 """
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from pydantic import Field
 
@@ -153,13 +153,13 @@ def verify(
     return workloads
 
 
-def require_whole(recorded: Recorded, contract: OpContract) -> None:
-    """Raises RecordedError unless the record covers every declared workload, each with an unseen layout.
+def require_whole(recorded: Recorded, contract: OpContract, workloads: Collection[str] | None = None) -> None:
+    """Raises RecordedError unless the record covers every declared workload, or the named, each with an unseen layout.
 
     `Judge.record` makes such records unless it is told which workloads to take. A file that covers less would sit a
     smaller exam than its verdict seems to say.
     """
-    declared = {w.name for w in contract.workloads()}
+    declared = {w.name for w in contract.workloads()} if workloads is None else set(workloads)
     lacking = sorted(declared - set(recorded.declared)) or sorted(n for n in declared if not recorded.unseen.get(n))
     if lacking and not recorded.stopped:
         message = f"the record does not cover {lacking[0]} of {contract.op}, or has no unseen layout of it"

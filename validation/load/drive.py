@@ -89,7 +89,7 @@ def _run(
     try:
         import httpx
     except ImportError as error:
-        raise UserError("loading a server needs httpx, which is not installed", "pip install 'fasttrack[load]'") from error
+        raise UserError("loading a server needs httpx, which is not installed", "pip install 'fasttrack[servers]'") from error
 
     async def loaded() -> tuple[list[Told], float]:
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)

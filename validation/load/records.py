@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from ..performance.records import NotRun
 from ..performance.serving_grid import ServingCell
 from ..records import Frozen, canonical_json, sha256
 from .answers import Counters, Run
@@ -83,13 +84,6 @@ class Failed(Frozen):
 
     kind: Literal["failed"] = "failed"
     stage: Literal["server", "load"]
-    reason: str = Field(min_length=1)
-
-
-class NotRun(Frozen):
-    """It did not run."""
-
-    kind: Literal["not_run"] = "not_run"
     reason: str = Field(min_length=1)
 
 

@@ -52,7 +52,7 @@ match moment:
         after(ledger.Requests, "answered", 4)
     case "during evaluation":
         screen = judge.screen
-        judge.screen = lambda candidate: killed() if len(judge.calls) == 1 else screen(candidate)
+        judge.screen = lambda *asked: killed() if len(judge.calls) == 1 else screen(*asked)
     case "after the verdict":
         after(Archive, "_add", 2, lambda event: isinstance(event, Close))
     case "during confirmation":

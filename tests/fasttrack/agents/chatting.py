@@ -34,8 +34,8 @@ class Judge(fakes.Judge):
         text = "".join(candidate.files.values())
         return next((name for name in self.REASONS if name in text), None)
 
-    def screen(self, candidate):
-        verdict = super().screen(candidate)
+    def screen(self, candidate, workloads):
+        verdict = super().screen(candidate, workloads)
         if (marker := self._marker(candidate)) is None:
             return verdict
         reason, message = self.REASONS[marker]

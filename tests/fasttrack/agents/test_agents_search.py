@@ -60,6 +60,15 @@ def test_nothing_twice_nothing_excluded_and_done_when_the_space_is_used_up():
     assert done == Done("every configuration of the design space has been judged")
 
 
+def test_a_search_of_what_was_recorded_draws_from_that_alone():
+    among = [{"a": 5, "b": "x", "c": 0.5}, {"a": 1, "b": True, "c": 4.0}, {"a": 1, "b": 1, "c": 4.0}]
+    starts = [(SPACE.default, "not recorded"), (among[1], "recorded")]
+    history, done = play(Search(SPACE, candidate, starts, 1, among), 9)
+    assert history[0].proposal.note == "recorded"
+    assert sorted(keys(history)) == sorted(repr(sorted(config.items())) for config in among)
+    assert done == Done("every recorded configuration has been judged")
+
+
 def test_a_resumed_search_makes_the_choices_of_an_undisturbed_one():
     whole, _ = play(search(), 16)
     for cut in (0, 1, 11):

@@ -104,8 +104,8 @@ def test_held_out_workloads_seeds_and_expected_values_are_in_no_prompt(checkout,
     judge = Judge()
     screen = judge.screen
 
-    def held_out(candidate):
-        verdict = screen(candidate)
+    def held_out(candidate, workloads):
+        verdict = screen(candidate, workloads)
         from fasttrack_validation.judge.verdict import TensorError, WorkloadResult
 
         error = TensorError(

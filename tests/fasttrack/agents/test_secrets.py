@@ -63,7 +63,7 @@ def test_a_key_that_comes_back_in_every_way_is_in_no_file_and_on_no_screen(check
     monkeypatch.setenv("OTHER_SECRET", "other-planted-secret")
     monkeypatch.chdir(checkout)
     judge = chatting.Judge()
-    monkeypatch.setattr(services, "default", lambda: fakes.services(judge))
+    monkeypatch.setattr(services, "default", lambda **_: fakes.services(judge))
     # In the tree: what goes out in a prompt is scrubbed as well.
     readme = checkout / "models/toy/notes.md"
     readme.write_text("the token is other-planted-secret\n")

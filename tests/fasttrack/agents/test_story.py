@@ -93,7 +93,7 @@ def test_no_runs_and_unknown_runs(checkout, monkeypatch, capsys):
 
 def test_auto_is_chat_where_an_endpoint_is_configured(checkout, monkeypatch, capsys):
     monkeypatch.chdir(checkout)
-    monkeypatch.setattr(services, "default", lambda: fakes.services(chatting.Judge()))
+    monkeypatch.setattr(services, "default", lambda **_: fakes.services(chatting.Judge()))
     with ModelServer([write(chatting.RIGHT, config={"BLOCK": 64})]) as server:
         monkeypatch.setenv("OPENAI_BASE_URL", server.url)
         monkeypatch.setenv("FASTTRACK_MODEL", "scripted-1")

@@ -164,14 +164,14 @@ class Judge:
     def identity(self, op):
         return {"contract": "c" * 64, "judge": "d" * 64, "device": self.device, "timed_on": self.timed_on}
 
-    def screen(self, candidate):
-        return self._rule("screen", candidate, ("tp8-r1", "tp8-r4"), self.status(candidate))
+    def screen(self, candidate, workloads=("tp8-r1", "tp8-r4")):
+        return self._rule("screen", candidate, tuple(workloads), self.status(candidate), workloads)
 
-    def confirm(self, candidate, workloads):
+    def confirm(self, candidate, workloads, timed):
         bad = Status.REJECTED if self.refuse_confirmation(candidate, tuple(workloads)) else None
-        return self._rule("confirm", candidate, tuple(workloads), bad)
+        return self._rule("confirm", candidate, tuple(workloads), bad, timed)
 
-    def _rule(self, stage, candidate, workloads, status):
+    def _rule(self, stage, candidate, workloads, status, timed):
         if self.interrupt_after is not None and len(self.calls) >= self.interrupt_after:
             raise KeyboardInterrupt
         self.calls.append((stage, candidate.digest(), workloads))
@@ -184,7 +184,7 @@ class Judge:
             judge_digest="d" * 64, config=candidate.config,
             checks=(CheckResult(check="C10", title="precision", outcome=Outcome.FAIL if bad else Outcome.PASS),),
             workloads=() if bad else tuple(_result(w) for w in workloads),
-            cells=() if bad else tuple(self._cell(candidate, w, h) for w in workloads for h in self.hardware),
+            cells=() if bad else tuple(self._cell(candidate, w, h) for w in workloads if w in timed for h in self.hardware),
             executor="fake", sandbox="none",
         )  # fmt: skip
         if self.log is not None:

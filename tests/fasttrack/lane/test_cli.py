@@ -7,8 +7,11 @@ import sys
 
 import lane_fakes as fakes
 import pytest
+from test_packed import recorded
 
 from fasttrack import cli, services, verdict_cache
+from fasttrack.commands import pack_files
+from fasttrack_validation.judge import pack_file
 from fasttrack_validation.judge.candidate import Candidate
 from fasttrack_validation.judge.verdict import CheckResult, Outcome, Status
 
@@ -20,7 +23,7 @@ def toy(checkout, monkeypatch):
     """Runs commands in the toy checkout with a fake judge; gives it, so that a test can set it up."""
     judge = fakes.Judge()
     monkeypatch.chdir(checkout)
-    monkeypatch.setattr(services, "default", lambda: fakes.services(judge))
+    monkeypatch.setattr(services, "default", lambda **_: fakes.services(judge))
     monkeypatch.setattr(services, "contract", lambda name: fakes.Contract())
     return judge
 
@@ -67,7 +70,7 @@ def test_user_errors_are_two_lines_on_standard_error_or_json(toy, capsys):
 
 
 def test_an_unexpected_exception_is_shown_and_says_where_to_report_it(toy, capsys, monkeypatch):
-    def fault():
+    def fault(**_):
         raise ZeroDivisionError("nobody expected this")
 
     monkeypatch.setattr(services, "default", fault)
@@ -251,3 +254,34 @@ def test_an_old_python_gets_a_message(monkeypatch, capsys):
     with pytest.raises(SystemExit) as stop:
         entry.main()
     assert stop.value.code == 2 and "needs Python 3.11" in capsys.readouterr().err
+
+
+def test_a_design_space_is_recorded_at_the_asked_workloads_and_the_tables_configuration_at_all(toy, tmp_path, capsys):
+    asked = []
+
+    def record(candidate, names, unseen):
+        asked.append((candidate.config, names, unseen))
+        stopped = CheckResult(check="compile", title="", outcome=Outcome.FAIL, reason="compile.failed", message="too wide")
+        fields = {"stopped": (stopped,)} if candidate.config["BLOCK"] == 128 else {}
+        return recorded({}, candidate=candidate, **fields)
+
+    toy.record = record
+    out = tmp_path / "packs"
+    assert cli.run(["record", "toy", "--op", "copy", "--space", "--at", "tp8-r1", "-o", str(out), "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    # Four blocks, three warps, less the excluded pair; the one of the table last, and whole.
+    assert len(asked) == len(facts) == 11
+    assert asked[-1] == (KEPT_CONFIG, None, 1) and {tuple(names) for _, names, _ in asked[:-1]} == {("tp8-r1",)}
+    # What does not compile is told and not kept.
+    assert {fact["config"]["BLOCK"] for fact in facts if fact["not_kept"]} == {128}
+    kept = [pack_file.read(path).candidate.config for path in pack_files([out])]
+    wanted = [fact["config"] for fact in facts if not fact["not_kept"]]
+    assert len(kept) == len(wanted) and all(config in wanted for config in kept)
+    assert pack_files([next(out.iterdir())]) == (next(out.iterdir()),)
+
+
+def test_what_does_not_go_with_a_recorded_space_is_refused(toy, tmp_path, capsys):
+    out, file = ["-o", str(tmp_path / "packs")], ["--candidate", "models/toy/kernels/copy.py"]
+    for arguments in (out, [*out, *file, "--space"], [*out, *file, "--at", "tp8-r1"], [*out, "--space", "--config", "{}"]):
+        assert cli.run(["record", "toy", "--op", "copy", *arguments]) == 2
+    assert "--config does not go with --space" in capsys.readouterr().err

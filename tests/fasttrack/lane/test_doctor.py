@@ -43,6 +43,13 @@ def test_triton_range(monkeypatch, version, expected):
             doctor.require_toolchain()
 
 
+def test_who_records_nothing_needs_no_particular_triton(monkeypatch):
+    monkeypatch.setattr(metadata, "version", lambda name: "3.6.0" if name == "triton" else "2.11.0")
+    doctor.require_toolchain(records=False)
+    with pytest.raises(UserError, match="triton: 3.6.0"):
+        doctor.require_toolchain()
+
+
 def test_a_missing_package(monkeypatch):
     def missing(name):
         raise metadata.PackageNotFoundError(name)

@@ -9,6 +9,7 @@ import lane_fakes as fakes
 import pytest
 
 from fasttrack import dispatch, lane
+from fasttrack.archive import Archive
 from fasttrack.package import cells
 from fasttrack.voice import Voice
 from fasttrack_validation.errors import UserError
@@ -55,6 +56,27 @@ def test_the_writers_get_a_cell_for_every_place_and_the_reason_where_there_is_no
     mine, stock = found["h200", 8, (1, 1)]
     assert mine.modelled.hardware == "h200" and stock.reason == "no GPU here"
     assert found["gb300", 8, (2, 4)][0].reason == "this run has no time for gb300 at tp8-r4"
+
+
+def test_a_run_for_one_workload_times_and_picks_there_and_confirms_the_rest_of_the_table(checkout):
+    judge = fakes.Judge(measured={("h200", "tp8-r4"), ("h200", "tp8-r1")})
+    outcome = lane.propose(options(checkout, workloads=("tp8-r4",)), fakes.services(judge), Voice(quiet=True))
+    table = table_of(checkout, outcome.branch)
+    assert (table.at("h200", 8, 4).config["BLOCK"], table.at("h200", 8, 4).basis) == (128, "measured")
+    assert table.at("h200", 8, 1).config == {"BLOCK": 32, "flip": False, "num_warps": 4}
+    assert {call[2] for call in judge.calls if call[0] == "screen"} == {("tp8-r4",)}
+    with Archive(Path(outcome.directory)) as archive:
+        confirmed = {claim.workloads: verdict for claim, verdict in archive.confirmed()}
+    # gb300 keeps the hand-picked entry at four rows, so it is timed there, beside what was found.
+    assert {names: [c.workload for c in v.cells] for names, v in confirmed.items()} == {
+        ("tp8-r1", "tp8-r4"): ["tp8-r4"], ("tp8-r4",): ["tp8-r4"],
+    }  # fmt: skip
+
+
+def test_a_workload_that_no_place_has_is_refused(checkout):
+    with pytest.raises(UserError, match="no place of copy is judged at 'tp8-r2'") as refused:
+        lane.propose(options(checkout, workloads=("tp8-r2",)), fakes.services(fakes.Judge()), Voice(quiet=True))
+    assert refused.value.how == "it has tp8-r1, tp8-r4"
 
 
 def test_every_pick_is_confirmed_on_its_own_buckets(checkout):

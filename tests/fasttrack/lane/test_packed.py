@@ -2,6 +2,7 @@
 
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import lane_fakes as fakes
@@ -16,6 +17,8 @@ from fasttrack_validation.judge.candidate import Candidate
 from fasttrack_validation.judge.recorded import Recorded
 
 NEW = "# new\n" + fakes.KERNEL
+ASKED: list[tuple[int, tuple[str, ...]]] = []
+"""(BLOCK, workloads) of each record that was held against what it is to be ruled on at"""
 FILES = {"kernels/copy.py": NEW, "kernels/extra.py": ""}
 
 
@@ -31,9 +34,10 @@ def recorded(config: dict, **fields) -> Recorded:
 
 @pytest.fixture
 def pack(tmp_path):
-    def write(**config) -> str:
+    def write(candidate: Candidate | None = None, **config) -> Path:
         path = tmp_path / f"{len(list(tmp_path.iterdir()))}.pack"
-        pack_file.write(recorded({"flip": False, "num_warps": 1, **config}), path)
+        fields = {} if candidate is None else {"candidate": candidate}
+        pack_file.write(recorded({"flip": False, "num_warps": 1, **config}, **fields), path)
         return path
 
     return write
@@ -42,10 +46,10 @@ def pack(tmp_path):
 class Ruling(fakes.Judge):
     """Rules on records: that of a candidate is as good as the candidate."""
 
-    def rule(self, record: Recorded):
-        if record.declared == ("tp8-r1", "tp8-r4"):
-            return self.screen(record.candidate)
-        return self.confirm(record.candidate, record.declared)
+    def rule(self, record: Recorded, *, timed=None, thorough=True):
+        if not thorough:
+            return self.screen(record.candidate, record.declared)
+        return self.confirm(record.candidate, record.declared, record.declared if timed is None else timed)
 
 
 def services(judge, asked: list | None = None):
@@ -63,13 +67,16 @@ def services(judge, asked: list | None = None):
 def _parts_of_records(monkeypatch):
     """The toy op has no plans: which part of a record is ruled on is what matters here."""
     monkeypatch.setattr(Recorded, "only", lambda self, contract, names: self.model_copy(update={"declared": names}))
-    monkeypatch.setattr(packed, "require_whole", lambda record, contract: None)
+    monkeypatch.setattr(packed, "require_whole", lambda record, contract, workloads: ASKED.append(
+        (record.candidate.config["BLOCK"], tuple(sorted(workloads)))
+    ))
+    ASKED.clear()
 
 
 def test_packs_are_ruled_on_confirmed_and_installed(checkout, pack):
     asked: list[str] = []
     packs = (pack(BLOCK=16), pack(BLOCK=32, num_warps=4))
-    chosen = options(checkout, packs=packs, device="gpu")
+    chosen = options(checkout, agent="single", packs=packs, device="gpu")
     outcome = lane.propose(chosen, services(Ruling(), asked), Voice(quiet=True))
     assert (outcome.exit_code, asked) == (0, ["gpu"]), outcome
     assert fakes.git(checkout, "show", f"{outcome.branch}:models/toy/kernels/copy.py").startswith("# new")
@@ -82,14 +89,49 @@ def test_the_run_keeps_the_packs_that_it_may_have_to_rule_on_again(checkout, pac
     path.unlink()
     judge = Ruling()
     judge.model = SimpleNamespace(op=lambda name: None)
-    verdict = packed.Packed(judge, tmp_path / "run").screen(recorded({"flip": False, "num_warps": 1, "BLOCK": 16}).candidate)
+    verdict = packed.Packed(judge, tmp_path / "run").screen(recorded({"flip": False, "num_warps": 1, "BLOCK": 16}).candidate, ("tp8-r1",))
     assert verdict.status == "accepted"
+
+
+def own(checkout, **config) -> Candidate:
+    """The tree's kernel with a configuration."""
+    files = {name: (checkout / "models/toy" / name).read_text() for name in FILES}
+    return Candidate(op="copy", entry="kernels/copy.py", files=files, config={"flip": False, **config})
+
+
+def test_a_search_draws_from_packs_and_picks_what_it_found(checkout, pack):
+    found = [(16, 1), (64, 2), (32, 4)]
+    packs = tuple(pack(candidate=own(checkout, BLOCK=block, num_warps=warps)) for block, warps in found)
+    judge = Ruling()
+    chosen = options(checkout, agent="search", packs=packs, workloads=("tp8-r1",), hardware=("h200",))
+    outcome = lane.propose(chosen, services(judge), Voice(quiet=True))
+    assert (outcome.exit_code, outcome.stopped) == (0, "every recorded configuration has been judged")
+    screened = [digest for stage, digest, _ in judge.calls if stage == "screen"]
+    # The table's first, and nothing that was not recorded.
+    assert screened[0] == own(checkout, BLOCK=32, num_warps=4).digest()
+    assert set(screened) == {own(checkout, BLOCK=b, num_warps=w).digest() for b, w in found}
+    assert table_of(checkout, outcome.branch).at("h200", 8, 1).config["BLOCK"] == 16
+    # Held against what each is ruled on at before anything runs: the table's may have to stand everywhere again.
+    assert ASKED[:3] == [(16, ("tp8-r1",)), (64, ("tp8-r1",)), (32, ("tp8-r1", "tp8-r4"))]
+
+
+def test_a_search_needs_records_of_the_trees_sources_and_of_the_table(checkout, pack):
+    with pytest.raises(UserError, match="recorded from other sources than the tree's"):
+        lane.propose(options(checkout, packs=(pack(BLOCK=16),)), services(Ruling()), Voice(quiet=True))
+    packs = (pack(candidate=own(checkout, BLOCK=16, num_warps=1)),)
+    with pytest.raises(UserError, match="1 configurations of the dispatch table are not recorded"):
+        lane.propose(options(checkout, packs=packs), services(Ruling()), Voice(quiet=True))
+
+
+def test_who_writes_candidates_has_no_use_for_packs(checkout, pack):
+    with pytest.raises(UserError, match="agent chat writes candidates that no pack has"):
+        lane.propose(options(checkout, agent="chat", packs=(pack(BLOCK=16),)), services(Ruling()), Voice(quiet=True))
 
 
 def test_a_configuration_that_may_have_to_stand_must_be_recorded(checkout, pack):
     """The table holds BLOCK 32: with the new sources it would have to be judged, and could not be."""
     with pytest.raises(UserError, match="1 configurations of the dispatch table are not recorded") as refused:
-        lane.propose(options(checkout, packs=(pack(BLOCK=16),)), services(Ruling()), Voice(quiet=True))
+        lane.propose(options(checkout, agent="single", packs=(pack(BLOCK=16),)), services(Ruling()), Voice(quiet=True))
     assert '"BLOCK":32' in refused.value.how.replace(" ", "")
 
 
@@ -98,11 +140,11 @@ def test_a_pack_of_another_op_is_refused(checkout, tmp_path):
     path = tmp_path / "other.pack"
     pack_file.write(recorded({}, candidate=other), path)
     with pytest.raises(UserError, match="a record of other, not of copy"):
-        lane.propose(options(checkout, packs=(path,)), services(Ruling()), Voice(quiet=True))
+        lane.propose(options(checkout, agent="single", packs=(path,)), services(Ruling()), Voice(quiet=True))
 
 
 def test_other_file_names_than_the_trees_are_refused(checkout, tmp_path):
     path = tmp_path / "mine.pack"
     pack_file.write(recorded({}, candidate=Candidate(op="copy", entry="mine.py", files={"mine.py": NEW})), path)
     with pytest.raises(UserError, match="other names than in the tree"):
-        lane.propose(options(checkout, packs=(path,)), services(Ruling()), Voice(quiet=True))
+        lane.propose(options(checkout, agent="single", packs=(path,)), services(Ruling()), Voice(quiet=True))

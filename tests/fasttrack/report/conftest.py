@@ -1,9 +1,12 @@
 """One report with something in every section."""
 
+import json
+
 import pytest
 from fasttrack import evidence
 from fasttrack.confinement.check import ChangedFile
 from fasttrack.report import data as d
+from fasttrack.report.model_level import servers_results
 from fasttrack_validation.claims.cells import Measured, Modelled, NotMeasured
 from fasttrack_validation.judge.pack import BufferArgument, KernelPack, KernelVariant, Launch, Role
 from fasttrack_validation.judge.verdict import (
@@ -18,6 +21,7 @@ from fasttrack_validation.judge.verdict import (
 from fasttrack_validation.tensors import DType
 
 NO_GPU = "no GPU on this machine"
+KIT = "evidence/kits/gb300-25539c8aaaaa/numerics/verdict.json"
 FILES = {"kernels/kda_decode.py": b"import triton\n"}
 MODELLED = Modelled(microseconds=7.43, model="launch-latency-bytes-1", hardware="H200", bound="launch")
 
@@ -76,6 +80,22 @@ def plan() -> KernelPack:
             launch("gated_norm_output", (12, 4, 1), "state", "w", "out"),
         ),
     )
+
+
+def servers(message: str = "") -> dict:
+    """What `fasttrack validate --stock-url URL --candidate-url URL` keeps."""
+    from fasttrack_validation.numerics.servers.compare import ServersVerdict
+
+    spreads = [
+        {"metric": "log_prob", "band": band, "path": path, "values": 65_536, "median": scale, "p999": 9 * scale, "maximum": 30 * scale}
+        for band in ("0-1k", "1k-8k") for path, scale in (("candidate", 1.2e-3), ("again", 1e-3))
+    ]  # fmt: skip
+    verdict = {
+        "result": "inconclusive", "reference": "stock", "tokens": 131_072, "noise": ["again"], "deterministic": False,
+        "checks": [], "worst": [], "spreads": spreads, "text": "the tail of log_prob is within its limit" + message,
+        "flips": {"tokens": 131_072, "flips": {"candidate": 40, "again": 37}, "ties": 39, "bugs": 1, "margin_limit": 0.01},
+    }  # fmt: skip
+    return ServersVerdict.model_validate(verdict).model_dump(mode="json")
 
 
 def make(message: str = "", measured_cells: bool = False) -> d.ReportData:
@@ -238,6 +258,7 @@ def make(message: str = "", measured_cells: bool = False) -> d.ReportData:
             obsolete_when="the stock path fuses the same chain",
         ),
         decisions=(d.Decision(question="Is the state worth a layout of its own?", source=source),),
+        servers=servers_results({KIT: json.dumps(servers(message)).encode()}) if measured_cells else (),
     )
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 from fasttrack.confinement.contents import Limits, check_contents
 from fasttrack.pull_request import leave_draft_blockers
-from fasttrack.report.model_level import charts, exam_results, rung_results
+from fasttrack.report.model_level import charts, exam_results, rung_results, servers_results
 from fasttrack.report.render import render
 from fasttrack_validation.errors import UserError
 from report_layers import reports
@@ -61,8 +61,25 @@ def test_the_page_stays_within_the_rules_of_the_lane():
     assert "Error against position" in page and "teacher" in text
 
 
-@pytest.mark.parametrize("path", ["evidence/accuracy/x.json", "evidence/numerics/x.json"])
+def test_servers_of_a_kit_are_told_with_their_noise_and_flips():
+    kept = reports().servers()
+    files = {reports().KIT: json.dumps(kept).encode(), "evidence/kits/gb300-1/numerics/other.json": b"{}"}
+    (one,) = servers_results(files)
+    assert (one.kit, one.result) == ("gb300-25539c8aaaaa", "inconclusive")
+    assert one.standing == ("131072 tokens against stock; noise: again; top-1 flips: candidate 40, again 37, of the candidate's "
+                            "39 ties and 1 bugs")  # fmt: skip
+    made = reports().make()
+    for shown in render(made.model_copy(update={"servers": (one,)})):
+        assert "gb300-25539c8aaaaa" in shown and "40, again 37" in shown and "1.1e-02" in shown
+    for shown in render(made):
+        assert "Server against server" not in shown
+    assert made.evidence_digest != made.model_copy(update={"servers": (one,)}).evidence_digest
+
+
+@pytest.mark.parametrize(
+    "path", ["evidence/accuracy/x.json", "evidence/numerics/x.json", "evidence/kits/gb300-1/numerics/verdict.json"]
+)
 @pytest.mark.parametrize("data", [b"{}", b"[]", b"no", b"[" * 9000])
 def test_what_is_no_record_is_an_error(path, data):
     with pytest.raises(UserError, match="is no record of stage"):
-        exam_results({path: data}), rung_results({path: data})
+        exam_results({path: data}), rung_results({path: data}), servers_results({path: data})

@@ -1,5 +1,6 @@
 """The design report: golden pages, figures that come from evidence only, hostile text, and a real browser."""
 
+import inspect
 import os
 import re
 from html.parser import HTMLParser
@@ -10,13 +11,25 @@ from fasttrack.confinement.contents import Limits, check_contents
 from fasttrack.report import data as d
 from fasttrack.report.drawing import draw
 from fasttrack.report.render import cell_lines, code, error, link, markdown, microseconds, ratio, render, visible
+from fasttrack.report.prose import figure
 from fasttrack.report.risks import risky_mechanisms
+from fasttrack_validation import contracts
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from report_layers import HOSTILE
 
 GOLDEN = Path(__file__).parent / "golden"
+
+
+def test_what_a_contract_says_of_its_op_may_stand_in_a_report():
+    """A run quotes it as the problem; a figure that is typed there would end the run after its confirmations."""
+    contract = contracts.load("kimi_k3")
+    for op in contract.ops:
+        first = inspect.getdoc(type(contract.op(op))).splitlines()[0]
+        assert figure(first) is None, (op, first)
+    assert figure("in front of every norm, 187 times a step") == "187 times"
+
 
 class Outline(HTMLParser):
     """Element counts, text, ids and references of a page."""

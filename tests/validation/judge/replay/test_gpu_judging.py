@@ -27,14 +27,14 @@ def record(tmp_path_factory):
 def rule(record, monkeypatch):
     """Rules on the record with the fake device, whose code computes what the text says."""
 
-    def call(text, device=None):
+    def call(text, device=None, **how):
         def fake_codes(codes, capability):
             found = codes_for(codes, capability)
             return {k: c.model_copy(update={"cubin": CODE_MARK + text.encode()}) for k, c in found.items()}
 
         monkeypatch.setattr("fasttrack_validation.judge.judge.codes_for", fake_codes)
         with device or Device("fake", run_seconds=5.0) as fake, Judge(model_of(Toy()), device=fake) as judge:
-            return judge.rule(record)
+            return judge.rule(record, **how)
 
     return call
 
@@ -60,6 +60,20 @@ def test_an_honest_candidate_is_accepted_with_every_kind_of_trial(rule):
     unseen = sorted((w.trials, len(w.distributions)) for w in verdict.workloads if w.held_out)
     assert unseen == [(1, 1), (1, 1), (1, 1), (3, 3)]
     assert all(cell.cell.kind == "not_measured" for cell in verdict.cells)
+
+
+@pytest.mark.slow
+def test_the_look_of_a_search_tries_the_small_workloads_and_says_what_it_leaves_to_the_confirmation(rule):
+    verdict = rule(TOY, thorough=False)
+    assert verdict.status is Status.ACCEPTED, (verdict.reason, verdict.message)
+    checks = {check.check: check for check in verdict.checks}
+    assert (checks["C15"].outcome, checks["C15"].message) == (Outcome.NOT_RUN, "left to the confirmation of a pick")
+    declared = [w for w in verdict.workloads if not w.held_out and not w.workload.endswith("far")]
+    # Typical values and their twins; every distribution on the smallest unseen layout.
+    assert {(w.axes["rows"], w.trials, len(w.distributions)) for w in declared} == {(1, 2, 1), (4, 3, 1)}
+    assert max(len(w.distributions) for w in verdict.workloads if w.held_out) == 3
+    text, check, reason = (*WRONG["numbers"][:2], "numerics.median")
+    assert (found := rule(replaced(TOY, text, check), thorough=False)).status is Status.REJECTED and found.reason == reason
 
 
 WRONG = {

@@ -6,7 +6,7 @@ from ..op import Layout, RankOp, output, rows_of, static, tensor
 
 
 class AttnResNorm(RankOp):
-    """A softmax mix of up to nine residual streams and the RMSNorm behind it, 187 times a step.
+    """A softmax mix of up to nine residual streams and the RMSNorm behind it, at 187 places of a step.
 
     static  res_norm [d], res_proj [d], out_norm [d] bf16: key norm, query, and the weight of the norm that follows
     input   stream [rows, d] bf16: the residual stream, the last source
