@@ -23,7 +23,7 @@ class Why(StrEnum):
 MOST_ROWS = 64
 FASTER_UP_TO = {("h200", 8): 8, ("h200", 16): 1}
 """Hardware and TP -> rows up to which a layer was right in every timed call and took less time here than on the stock path,
-without a gap from one row on; elsewhere that was not measured"""
+without a gap from one row on; elsewhere that was not measured, nor with several tokens a request"""
 
 
 @dataclass(frozen=True)

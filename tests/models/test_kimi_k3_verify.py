@@ -26,8 +26,8 @@ def test_a_verify_step_is_single_steps_for_every_accepted_count():
     """Against the kernels' own single steps bit for bit, and against the oracle's beside the plain path's."""
     found = interpreted("steps", "1")
     assert {key.partition(" accepted")[0] for key in found["rows"] if " accepted" in key} == {"0", "1", "2", "3"}
-    # 3 tokens, then for each of four accepted counts 3 and 1; two requests.
-    assert len(found["rows"]) == len(found["singles"]) == 2 * (3 + 4 * (3 + 1))
+    # 3 tokens, then for each of four accepted counts 1, and once 3; two requests.
+    assert len(found["rows"]) == len(found["singles"]) == 2 * (3 + 4 * 1 + 3)
     for key, difference in found["singles"].items():
         assert difference == 0, key
     ratios = sorted(own / max(plain, NOISE / RATIO) for own, plain in found["rows"].values())

@@ -4,8 +4,8 @@
     interpreted_verify.py faults       what planted faults change
 
 After a prefill, a verify step of three tokens for two requests, a padded one between them and one that fills the bucket.
-Then, for every number that can be accepted, a second verify step and a single step from there. Each row is held against
-the oracle, and against our own path's single steps. A script of its own: whether kernels are interpreted is decided when
+Then, for every number that can be accepted, a single step from there, and from one accepted token a second verify step.
+Each row is held against the oracle, and against our own path's single steps. A script of its own: whether kernels are interpreted is decided when
 triton is imported.
 """
 
@@ -125,11 +125,12 @@ def steps(tp: int) -> dict:
     )
     for accepted in range(K + 1):
         reached, states = behind[accepted]
+        counts = (K, 1) if accepted == 1 else (1,)
         restore(run, group, reached)
-        alone = single(run, group, second)
+        alone = single(run, group, second[:, : counts[0]])
         run.states = copy.deepcopy(states)
-        exact, plain = (single(run, path, second) for path in (EXACT, PUBLISHED))
-        for count in (K, 1):
+        exact, plain = (single(run, path, second[:, : counts[0]]) for path in (EXACT, PUBLISHED))
+        for count in counts:
             restore(run, group, verified)
             accept(run, first, accepted, accepted)
             got = ours(run, group, batch_of(second[:, :count]))
