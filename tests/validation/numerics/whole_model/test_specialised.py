@@ -20,7 +20,7 @@ def test_kernels_and_the_plain_path_take_turns_on_one_state():
     torch.set_num_threads(1)
     paths, stream = Paths(material.CHECKPOINT), material.streams.stream(40, 0)
     with Specialised("kimi_k3", MODEL, material.CHECKPOINT, 1) as kernels:
-        kernels.buckets = (2, 4)
+        kernels.buckets = (1, 2, 4)
         contestants = {"oracle": paths.oracle(), "stock": paths.stock(1), "kernels": kernels}
         steps = [
             ("prefill", Batch(torch.tensor(stream[:17]), (0,), (17,)), None),
