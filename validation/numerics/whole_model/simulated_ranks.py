@@ -39,15 +39,17 @@ class Group:
     def __init__(
         self, factory: ModuleType, directory: Any, weights: Sequence[Any], caches: Sequence[Mapping], *, pages: int,
         buckets: Sequence[int], sizes: Mapping[str, Any], configurations: Mapping[str, Mapping[str, Any]],
-        constants: Mapping[str, Mapping[str, float]],
+        constants: Mapping[str, Mapping[str, float]], width: int = 1,
     ) -> None:  # fmt: skip
+        """`buckets` and `width` as plan.Prepared has them: a step of several tokens has no more rows than the largest."""
         resize(directory, constants)
         self.context = InterpretingContext()
         self._factory, self._decode, tp = factory, directory.kernel("decode.py"), len(weights)
         shape = factory.Shape(**sizes)
         environment = directory.kernel("environment.py")
         here = environment.Environment(
-            hardware=HARDWARE, capability=CAPABILITY, multiprocessors=MULTIPROCESSORS, tp=tp, shape=shape, ranks_here=tp
+            hardware=HARDWARE, capability=CAPABILITY, multiprocessors=MULTIPROCESSORS, tp=tp, shape=shape, ranks_here=tp,
+            verify_width=width,
         )
         rows = [1, max(buckets)]
         tables = {
@@ -55,7 +57,7 @@ class Group:
                   "basis": "modelled"},)
             for op, config in configurations.items()
         }  # fmt: skip
-        small = type(directory)((environment.Claim(HARDWARE, tp, tuple(rows), 1),), tables, directory.kernel)
+        small = type(directory)((environment.Claim(HARDWARE, tp, tuple(rows), width),), tables, directory.kernel)
         self._plans = directory.kernel("plan.py")
         self.ranks = [
             factory.Decoder(
@@ -75,17 +77,17 @@ class Group:
         return isinstance(plan, self._plans.Plan)
 
     def step(self, plan: Any, embedding: Tensor, slots: Tensor, page_table: Tensor, lengths: Tensor) -> Left:
-        """One step of one token a request; arguments as the decode path's `Inputs`, on the CPU."""
-        rows = len(slots)
+        """One step; arguments as the decode path's `Inputs`, on the CPU."""
+        rows = len(lengths)
         inputs = self._decode.Inputs(embedding, slots, page_table, lengths)
-        lanes = [decoder.lane(plan.bucket) for decoder in self.ranks]
+        lanes = [decoder.lane(plan.bucket, plan.tokens) for decoder in self.ranks]
         for lane in lanes:
             lane.take(inputs, rows)
         memories = [lane.memory for lane in lanes]
         streams: dict[int, Tensor] = {}
         chosen: dict[int, Tensor] = {}
         routers: dict[int, Tensor] = {}
-        executors = [decoder.executors[plan.bucket] for decoder in self.ranks]
+        executors = [decoder.executor(plan.bucket, plan.tokens) for decoder in self.ranks]
         for bounds in zip(*(executor.bound for executor in executors), strict=True):
             self._call(executors, bounds, memories)
             for place in (member.place for member in bounds[0].call.members):
