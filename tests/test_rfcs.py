@@ -42,7 +42,8 @@ def test_dates_envelope_and_owner_are_the_manifests():
     low, high = next(entry.rows for entry in manifest.envelope)
     assert {entry.rows for entry in manifest.envelope} == {(low, high)} and f"{low} to {high} rows a step" in text
     assert {(entry.hardware, entry.tp) for entry in manifest.envelope} == {(h, t) for h in ("h200", "gb300") for t in (8, 16)}
-    assert "H200 and GB300; TP 8 and 16" in text and {entry.verify_width for entry in manifest.envelope} == {1}
+    assert "H200 and GB300; TP 8 and 16" in text and {entry.verify_width for entry in manifest.envelope} == {8}
+    assert "1 to 8 tokens a request" in text
 
 
 def table() -> str:

@@ -20,7 +20,7 @@ from .executor import Exchange, Executor, Prepared
 from .graph import EMBEDDING, LOGITS, Place
 from .graph import step as whole_step
 from .memory import Memory
-from .plan import FASTER_UP_TO, MOST_ROWS, Fallback, Plan, Step, plan
+from .plan import FASTER_UP_TO, Fallback, Plan, Step, plan
 from .plan import Prepared as PreparedFor
 from .schedule import schedule
 from .shape import PUBLISHED, Shape
@@ -34,12 +34,18 @@ Caches = Mapping[int, Mapping[str, Tensor]]
 
 @dataclass(frozen=True)
 class Inputs:
-    """What one step is given, on the device. Rows that are padding already have slot 0 and length 0."""
+    """What one step is given, on the device. Rows that are padding already have slot 0 and length 0.
+
+    In a verify step the rows of a request follow each other. Each has the request's page table, and a length one larger
+    than the row before it. What the engine accepts of the step it says by exchanging entries of its table of slots.
+    """
 
     embedding: Tensor
     """[rows, d] bf16"""
     slots: Tensor
-    """[rows] int32: KDA page of each row's request; 0 or less for padding"""
+    """One token a request: [rows] int32, its KDA page, which is updated in place; 0 or less for padding. Several: [requests,
+    1 + w], w at least the tokens: the page that holds the committed state, and those that the states behind the first 1,
+    2, ... tokens go to; a first entry of 0 or less for padding"""
     page_table: Tensor
     """[rows, pages] int32"""
     lengths: Tensor
@@ -51,19 +57,22 @@ class Decoder:
 
     def __init__(
         self, model: Any, environment: Environment, directory: Directory, context: Any, *, rank: int = 0,
-        shape: Shape = PUBLISHED, buckets: Sequence[int] = BUCKETS, device: torch.device | str = "cuda",
-        exchange: Exchange = lambda values: None,
+        shape: Shape = PUBLISHED, buckets: Sequence[int] = BUCKETS, widths: Sequence[int] | None = None,
+        device: torch.device | str = "cuda", exchange: Exchange = lambda values: None,
     ) -> None:  # fmt: skip
-        """`model` holds the rank's weights, see weights.py. Raises ValueError where there are objections: ask first."""
+        """`model` holds the rank's weights, see weights.py; `buckets` and `widths` say what is prepared, see plan.Prepared.
+
+        Raises ValueError where there are objections: ask first.
+        """
         if objections := self.objections(environment, directory, shape):
             raise ValueError("; ".join(objection.text for objection in objections))
         self.directory, self.environment = directory, environment
         self.rank, self.buckets = Rank(shape, environment.tp, rank), tuple(sorted(buckets))
-        self.places = whole_step(shape).places
-        self.executors: dict[int, Executor] = {}
         self.prepared = Prepared()
+        self._widths = None if widths is None else tuple(sorted(widths))
         self._model, self._context, self._device, self._exchange = model, context, device, exchange
-        self._lanes: dict[int, _Lane] = {}
+        self._executors: dict[tuple[int, int], Executor] = {}
+        self._lanes: dict[tuple[int, int], _Lane] = {}
         self._pages = 0
 
     @staticmethod
@@ -74,38 +83,45 @@ class Decoder:
         return unsupported(environment, directory.claims, shape)
 
     def bind(self, caches: Caches, pages: int) -> None:
-        """Prepares every bucket on `caches`, with page tables of `pages` entries: allocates, repacks, compiles nothing.
+        """Prepares every size on `caches`, with page tables of `pages` entries: allocates, repacks, compiles nothing.
 
         Raises schedule.NoKernel where a dispatch table has no entry, and ValueError for caches of another type.
         """
         _check(caches, self.rank.shape)
-        self._pages, self.executors = pages, {}
-        for rows in self.buckets:
-            lane = _Lane(self, caches, rows, pages)
-            calls = schedule(
-                self.places, self.places, self.directory, self.environment.hardware, self.rank.tp, rows
-            )
-            self._lanes[rows] = lane
-            self.executors[rows] = Executor(
-                calls, self.directory.kernel, lane, self.rank, rows, self._context, self.prepared,
-                exchange=self._exchange,
-            )
+        self.unbind()
+        self._pages = pages
+        for tokens in range(1, self.environment.verify_width + 1):
+            places = whole_step(self.rank.shape, verify=tokens > 1).places
+            for rows in self._sizes.rows(tokens):
+                lane = _Lane(self, places, caches, rows, tokens, pages)
+                calls = schedule(places, places, self.directory, self.environment.hardware, self.rank.tp, rows)
+                self._lanes[rows, tokens] = lane
+                self._executors[rows, tokens] = Executor(
+                    calls, self.directory.kernel, lane, self.rank, rows, self._context, self.prepared,
+                    exchange=self._exchange,
+                )
 
     def unbind(self) -> None:
         """The engine's caches are about to move: steps are the stock path's until `bind`."""
-        self.executors, self._lanes = {}, {}
+        self._executors, self._lanes = {}, {}
+
+    @property
+    def _sizes(self) -> PreparedFor:
+        width = self.environment.verify_width
+        faster = FASTER_UP_TO.get((self.environment.hardware, self.rank.tp))
+        bound = bool(self._executors)
+        return PreparedFor(self.buckets, width, self._pages, bound=bound, faster=faster, widths=self._widths)
 
     def plan(self, step: Step) -> Plan | Fallback:
         """How `step` runs."""
-        width = self.environment.verify_width
-        most = FASTER_UP_TO.get((self.environment.hardware, self.rank.tp), MOST_ROWS)
-        return plan(step, PreparedFor(self.buckets, width, self._pages, bound=bool(self.executors), most=most))
+        return plan(step, self._sizes)
 
     def run(self, plan: Plan, inputs: Inputs) -> Tensor:
         """This rank's logits [rows, vocabulary / tp] bf16, in a buffer that the next step of this bucket overwrites."""
-        self._lanes[plan.bucket].take(inputs, plan.rows)
-        self.executors[plan.bucket].run()
-        return self._lanes[plan.bucket].memory.written(LOGITS)[: plan.rows]
+        lane = self._lanes[plan.bucket, plan.tokens]
+        lane.take(inputs, plan.rows)
+        self._executors[plan.bucket, plan.tokens].run()
+        return lane.memory.written(LOGITS)[: plan.rows]
 
     def step(self, step: Step, inputs: Inputs, stock: Callable[[Fallback], Tensor]) -> Tensor:
         """Logits of `step`: by this path where it can, else what `stock` makes of it."""
@@ -115,9 +131,18 @@ class Decoder:
             case Fallback() as why:
                 return stock(why)
 
-    def lane(self, bucket: int) -> "_Lane":
-        """The buffers of one bucket: for what exchanges values between ranks."""
-        return self._lanes[bucket]
+    def lane(self, bucket: int, tokens: int = 1) -> "_Lane":
+        """The buffers of one size: for what exchanges values between ranks."""
+        return self._lanes[bucket, tokens]
+
+    def executor(self, bucket: int, tokens: int = 1) -> Executor:
+        """What runs steps of one size."""
+        return self._executors[bucket, tokens]
+
+    @property
+    def executors(self) -> dict[int, Executor]:
+        """Those of steps of one token a request, by rows."""
+        return {rows: executor for (rows, tokens), executor in self._executors.items() if tokens == 1}
 
     @property
     def extra_bytes(self) -> int:
@@ -126,13 +151,16 @@ class Decoder:
 
 
 class _Lane:
-    """The tensors of one bucket: the step's memory, the engine's weights and caches, the tables of a step."""
+    """The tensors of one size: the step's memory, the engine's weights and caches, the tables of a step."""
 
-    def __init__(self, decoder: Decoder, caches: Caches, rows: int, pages: int) -> None:
-        self.memory = Memory(decoder.places, decoder.rank, rows, decoder._device)
-        self._model, self._caches, self._rank = decoder._model, caches, decoder.rank
+    def __init__(
+        self, decoder: Decoder, places: Sequence[Place], caches: Caches, rows: int, tokens: int, pages: int
+    ) -> None:
+        self.memory = Memory(places, decoder.rank, rows, decoder._device)
+        self._model, self._caches, self._rank, self._tokens = decoder._model, caches, decoder.rank, tokens
+        slots = (rows,) if tokens == 1 else (rows // tokens, 1 + tokens)
         self._given = {
-            "slots": self.memory.buffer("slots", (rows,), I32),
+            "slots": self.memory.buffer("slots", slots, I32),
             "page_table": self.memory.buffer("page_table", (rows, pages), I32),
             "lengths": self.memory.buffer("lengths", (rows,), I32),
         }
@@ -151,17 +179,22 @@ class _Lane:
 
     def take(self, inputs: Inputs, rows: int) -> None:
         """Copies a step's inputs in; the rows behind them become padding: slot 0, length 0, an embedding of zeros."""
+        slots, own_slots = inputs.slots, self._given["slots"]
+        if self._tokens > 1 and slots.dim() == 2:
+            if slots.shape[1] < own_slots.shape[1]:
+                raise ValueError(f"{own_slots.shape[1]} slots of a request are wanted, not {slots.shape[1]}")
+            slots = slots[:, : own_slots.shape[1]]
         given = (
-            (self.embedding, inputs.embedding), (self._given["slots"], inputs.slots),
-            (self._given["page_table"], inputs.page_table), (self._given["lengths"], inputs.lengths),
+            (self.embedding, inputs.embedding, rows), (own_slots, slots, rows // self._tokens),
+            (self._given["page_table"], inputs.page_table, rows), (self._given["lengths"], inputs.lengths, rows),
         )  # fmt: skip
-        for own, theirs in given:
-            if theirs.dtype != own.dtype or len(theirs) != rows:
-                raise ValueError(f"{rows} rows of {own.dtype} are wanted, not {tuple(theirs.shape)} {theirs.dtype}")
-            target = own[:rows] if own.dim() == 1 or theirs.shape[1] == own.shape[1] else own[:rows, : theirs.shape[1]]
+        for own, theirs, count in given:
+            if theirs.dtype != own.dtype or len(theirs) != count or theirs.dim() != own.dim():
+                raise ValueError(f"{count} rows of {own.dtype} are wanted, not {tuple(theirs.shape)} {theirs.dtype}")
+            target = own[:count] if own.dim() == 1 or theirs.shape[1] == own.shape[1] else own[:count, : theirs.shape[1]]
             target.copy_(theirs)
-            if rows < len(own):
-                own[rows:].zero_()
+            if count < len(own):
+                own[count:].zero_()
 
 
 def _check(caches: Caches, shape: Shape) -> None:

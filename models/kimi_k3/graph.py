@@ -75,9 +75,13 @@ class Walk:
     banks: tuple[Source, ...]
 
 
-def step(shape: Shape) -> Walk:
-    """The whole step, from the embedded rows to this rank's logits."""
-    walk = _Walker(shape, Source(EMBEDDING), ())
+def step(shape: Shape, verify: bool = False) -> Walk:
+    """The whole step, from the embedded rows to this rank's logits.
+
+    A verify step has several rows of each request. All ops but KDA's core work row by row (rows of a request have its
+    page table, and lengths one apart), so it alone is another op there.
+    """
+    walk = _Walker(shape, Source(EMBEDDING), (), "kda_verify" if verify else "kda_decode")
     for number in range(shape.layers):
         walk.layer(number)
     walk.end()
@@ -92,8 +96,10 @@ def layer(shape: Shape, number: int, stream: Source, banks: Iterable[Source]) ->
 
 
 class _Walker:
-    def __init__(self, shape: Shape, stream: Source, banks: Iterable[Source]) -> None:
-        self.shape, self.stream, self.banks = shape, stream, list(banks)
+    def __init__(
+        self, shape: Shape, stream: Source, banks: Iterable[Source], kda_core: str = "kda_decode"
+    ) -> None:
+        self.shape, self.stream, self.banks, self.kda_core = shape, stream, list(banks), kda_core
         self.places: list[Place] = []
 
     def done(self) -> Walk:
@@ -131,7 +137,7 @@ class _Walker:
         read = self._place(f"{number}.in_projection", "in_projection", weights, {"x": x}, ("projected",))
         states = {name: f"{number}.{name}" for name in ("conv_state", "recurrent_state")}
         reads = {**read, "slots": "slots", **states}
-        return self._place(f"{number}.kda_decode", "kda_decode", weights, reads, (*states, "out"))["out"]
+        return self._place(f"{number}.{self.kda_core}", self.kda_core, weights, reads, (*states, "out"))["out"]
 
     def _mla(self, number: int, x: str) -> str:
         weights = f"layers.{number}.attention"

@@ -1,5 +1,6 @@
 """Whether one decode step runs on the specialised path, and on which prepared size. Decided once, before a capture."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -21,9 +22,10 @@ class Why(StrEnum):
 
 
 MOST_ROWS = 64
-FASTER_UP_TO = {("h200", 8): 8, ("h200", 16): 1}
-"""Hardware and TP -> rows up to which a layer was right in every timed call and took less time here than on the stock path,
-without a gap from one row on; elsewhere that was not measured"""
+FASTER_UP_TO = {("h200", 8): {1: 8}, ("h200", 16): {1: 1}}
+"""Hardware and TP -> tokens of a request -> rows up to which a layer was right in every timed call and took less time here
+than on the stock path, without a gap from one row on. Other steps on hardware that is named here were not seen to be faster,
+so they are the stock path's"""
 
 
 @dataclass(frozen=True)
@@ -48,10 +50,12 @@ class Step:
 
 @dataclass(frozen=True)
 class Plan:
-    """The step runs on the executor that was prepared for `bucket` rows; rows behind the step's own are padding."""
+    """The step runs on the executor that was prepared for `bucket` rows of requests that bring `tokens` each; requests
+    behind the step's own are padding."""
 
     rows: int
     bucket: int
+    tokens: int = 1
 
     @property
     def padding(self) -> int:
@@ -72,14 +76,23 @@ class Prepared:
     """What an executor is prepared for."""
 
     buckets: tuple[int, ...]
-    """Row counts, increasing"""
+    """Requests, increasing. Where they bring several tokens each, those with no more rows than the largest"""
     verify_width: int
+    """Tokens of a request at most"""
     pages: int
     """Entries of the page table that captured steps read at most"""
     bound: bool = True
     """The caches that the engine has now are those that the executor knows"""
-    most: int = MOST_ROWS
-    """Rows above which the stock path was measured to be faster"""
+    faster: Mapping[int, int] | None = None
+    """Tokens of a request -> rows up to which this path was measured to be faster; None: nothing was measured here"""
+    widths: tuple[int, ...] | None = None
+    """Tokens of a request that there are executors for; None: any up to `verify_width`"""
+
+    def rows(self, tokens: int) -> tuple[int, ...]:
+        """Rows of the sizes that are prepared for requests of `tokens`, increasing."""
+        if tokens > self.verify_width or (self.widths is not None and tokens not in self.widths):
+            return ()
+        return tuple(tokens * requests for requests in self.buckets if tokens * requests <= self.buckets[-1])
 
 
 def plan(step: Step, prepared: Prepared) -> Plan | Fallback:
@@ -93,15 +106,21 @@ def plan(step: Step, prepared: Prepared) -> Plan | Fallback:
         return Fallback(Why.EMPTY, "the step has no rows")
     if step.rows > MOST_ROWS:
         return Fallback(Why.ROWS, f"{step.rows} rows; the kernels are for {MOST_ROWS} at most")
-    if step.rows > prepared.most:
-        return Fallback(Why.SLOWER, f"{step.rows} rows; above {prepared.most} the stock path is faster")
     if len(set(step.counts)) > 1:
         return Fallback(Why.RAGGED, f"requests bring {min(step.counts)} to {max(step.counts)} tokens")
-    if step.counts[0] > prepared.verify_width:
-        return Fallback(Why.VERIFY, f"{step.counts[0]} tokens a request; prepared: {prepared.verify_width}")
-    buckets = [bucket for bucket in prepared.buckets if bucket >= step.rows]
+    tokens = step.counts[0]
+    if tokens > prepared.verify_width:
+        return Fallback(Why.VERIFY, f"{tokens} tokens a request; prepared: {prepared.verify_width}")
+    most = MOST_ROWS if prepared.faster is None else prepared.faster.get(tokens, 0)
+    if step.rows > most:
+        return Fallback(
+            Why.SLOWER, f"{step.rows} rows, {tokens} a request; measured to be faster than the stock path: up to {most} rows"
+        )
+    sizes = prepared.rows(tokens)
+    buckets = [rows for rows in sizes if rows >= step.rows]
     if not buckets:
-        return Fallback(Why.UNPREPARED, f"{step.rows} rows; prepared: {', '.join(map(str, prepared.buckets))}")
+        known = ", ".join(map(str, sizes)) or "none"
+        return Fallback(Why.UNPREPARED, f"{step.rows} rows, {tokens} a request; prepared: {known}")
     if step.pages > prepared.pages:
         return Fallback(Why.PAGES, f"page tables of {step.pages} entries; prepared: {prepared.pages}")
     if not prepared.bound:
@@ -110,4 +129,4 @@ def plan(step: Step, prepared: Prepared) -> Plan | Fallback:
         return Fallback(Why.PIPELINE, "hidden states come from another pipeline stage")
     if step.piecewise:
         return Fallback(Why.PIECEWISE, "the forward pass is captured in pieces")
-    return Plan(step.rows, buckets[0])
+    return Plan(step.rows, buckets[0], step.counts[0])

@@ -86,6 +86,7 @@ class Rank:
             ("attn_res_norm", "x"): ((rows, s.hidden), BF16),
             ("in_projection", "projected"): ((rows, self.kda_width), BF16),
             ("kda_decode", "out"): ((rows, self.kda_channels), BF16),
+            ("kda_verify", "out"): ((rows, self.kda_channels), BF16),
             ("mla_projection", "projected"): ((rows, self.mla_width), BF16),
             ("mla_query", "query"): ((rows, heads, s.latent_row), BF16),
             ("mla_core", "context"): ((rows, heads, s.kv_rank), BF16),
@@ -120,6 +121,7 @@ STATIC = {
     "attn_res_norm": ("res_norm", "res_proj", "out_norm"),
     "in_projection": ("in_proj",),
     "kda_decode": ("f_b", "conv_weight", "a_log", "dt_bias", "o_norm"),
+    "kda_verify": ("f_b", "conv_weight", "a_log", "dt_bias", "o_norm"),
     "mla_projection": ("qkv_a_g",),
     "mla_query": ("q_a_norm", "kv_a_norm", "q_b", "up_key"),
     "mla_core": (),
@@ -162,6 +164,11 @@ def _kda_decode(at: Layouts, rank: Rank, rows: int) -> dict[str, int]:
     }  # fmt: skip
 
 
+def _kda_verify(at: Layouts, rank: Rank, rows: int) -> dict[str, int]:
+    # One page to read, and one for each token.
+    return {**_kda_decode(at, rank, rows), "tokens": at["slots"].shape[1] - 1}
+
+
 def _reduced(k: Callable[[Rank], int]):
     def found(at: Layouts, rank: Rank, rows: int) -> dict[str, int]:
         residual = at["residual"] if "residual" in at else dense(rows, rank.shape.hidden)
@@ -197,6 +204,7 @@ _AXES: dict[str, Callable[[Layouts, Rank, int], dict[str, int]]] = {
     "attn_res_norm": _attn_res_norm,
     "in_projection": _linear(lambda r: r.kda_width, lambda r: r.shape.hidden),
     "kda_decode": _kda_decode,
+    "kda_verify": _kda_verify,
     "mla_projection": _linear(lambda r: r.mla_width, lambda r: r.shape.hidden),
     "mla_query": lambda at, r, rows: {**_paged(at, r, rows), **_gated(at, r, rows)},
     "mla_core": _paged,

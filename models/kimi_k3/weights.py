@@ -47,12 +47,15 @@ def _own_rows(weight: Tensor, rank: Rank, whole: int) -> Tensor:
     return weight if len(weight) == rows else weight[rank.rank * rows : (rank.rank + 1) * rows]
 
 
+def _kda(w: Any, rank: Rank) -> Mapping[str, Tensor]:
+    return {"f_b": w.f_b, "conv_weight": w.conv_weight, "a_log": w.a_log, "dt_bias": w.dt_bias, "o_norm": w.o_norm}
+
+
 _WEIGHTS: dict[str, Callable[[Any, Rank], Mapping[str, Tensor]]] = {
     "attn_res_norm": lambda w, r: {"res_norm": w.res_norm, "res_proj": w.res_proj, "out_norm": w.out_norm},
     "in_projection": lambda w, r: {"in_proj": w.in_proj},
-    "kda_decode": lambda w, r: {
-        "f_b": w.f_b, "conv_weight": w.conv_weight, "a_log": w.a_log, "dt_bias": w.dt_bias, "o_norm": w.o_norm
-    },
+    "kda_decode": _kda,
+    "kda_verify": _kda,
     "mla_projection": lambda w, r: {"qkv_a_g": w.qkv_a_g},
     "mla_query": lambda w, r: {
         "q_a_norm": w.q_a_norm, "kv_a_norm": w.kv_a_norm, "q_b": w.q_b, "up_key": _heads(w, r)[0]

@@ -99,7 +99,8 @@ def test_every_cell_of_the_grid_is_named_with_what_is_known_of_it(checkout, caps
     # By hand: two TPs, seven plain and four verify sizes, KDA and MLA at three contexts; then two contexts of steps.
     assert len(cells) == 2 * (7 + 4) * (1 + 3) + 2 * 7
     assert cells["tp16-mla_moe-r32-c131072"]["standing"] == "missing"
-    assert "kernels take 1 token" in cells["tp8-kda_moe-r8-v8"]["reason"]
+    assert cells["tp8-kda_moe-r8-v8"]["standing"] == "missing"
+    assert "share its cached rows" in cells["tp8-mla_moe-r8-v8-c1024"]["reason"]
     assert cells["tp16-step-r1-c1024"]["standing"] == "missing"
 
 

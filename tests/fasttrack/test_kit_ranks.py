@@ -112,13 +112,13 @@ def test_a_kit_for_hardware_without_a_grid_of_servers(made, tmp_path, monkeypatc
     assert "[cuda,gpu]" in run and "PIP_NO_INDEX" in readme and "SPECIALISED_ARGS" not in readme
     with pytest.raises(UserError, match="no cell is called"):
         write("kimi_k3", "h200", tmp_path / "other", gpus=None, rehearsal=False, cells=["tp8-none"])
-    with pytest.raises(UserError, match="no such cell can be run: kernels take 1 token"):
-        write("kimi_k3", "h200", tmp_path / "other", gpus=None, rehearsal=False, cells=["*-v8*"])
+    with pytest.raises(UserError, match="no such cell can be run: rows of a request share"):
+        write("kimi_k3", "h200", tmp_path / "other", gpus=None, rehearsal=False, cells=["*-v8-c*"])
     with pytest.raises(UserError, match="no grid of servers to rehearse on h200"):
         write("kimi_k3", "h200", tmp_path / "other", gpus=None, rehearsal=True)
     every = write("kimi_k3", "h200", tmp_path / "every", gpus=None, rehearsal=False)
-    # By hand: two TPs, seven sizes, KDA and MLA at three contexts; then two contexts of steps. Verify steps are none.
-    assert len(every.cells) == 2 * 7 * (1 + 3) + 2 * 7 and every.requirement.memory_gb > kit.requirement.memory_gb
+    # By hand: two TPs, seven sizes, KDA and MLA at three contexts; four sizes of KDA's verify steps; two contexts of steps.
+    assert len(every.cells) == 2 * (7 * (1 + 3) + 4) + 2 * 7 and every.requirement.memory_gb > kit.requirement.memory_gb
 
 
 def test_a_machine_of_one_gpu_says_of_its_clocks_and_no_more(made, tmp_path, monkeypatch, capsys):
@@ -187,7 +187,7 @@ def _of(part, **changes):
         (lambda kept: {**kept, "machine": {**CARD, "device": "NVIDIA H100"}}, "was measured on NVIDIA H100"),
         (lambda kept: {**kept, "hardware": "gb300"}, "is about gb300, the kit about h200"),
         (lambda kept: {**kept, "spec": {**kept["spec"], "width": 8, "rows": 8}}, "is about tp8-kda_moe-r8-v8"),
-        (lambda kept: {**kept, "spec": {**kept["spec"], "width": 8, "rows": 8}}, "tp8-kda_moe-r8-v8 is no cell of the grid"),
+        (lambda kept: {**kept, "spec": {**kept["spec"], "width": 4, "rows": 8}}, "tp8-kda_moe-r8-v4 is no cell of the grid"),
         (lambda kept: {**kept, "subject": {**kept["subject"], "kernels": "0" * 64}}, "about other sources than the kit (kernels)"),
     ],
 )  # fmt: skip

@@ -54,9 +54,17 @@ def test_a_fault_in_one_place_of_the_step_shows():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["kda_moe", "mla_moe", "step"])
+@pytest.mark.parametrize("kind", ["kda_moe", "mla_moe", "step", "verify"])
 def test_a_cell_on_given_tensors_passes_the_contracts_comparison(kind):
     assert set(interpreted("interpreted_shard.py", kind).values()) == {"pass"}
+
+
+@pytest.mark.slow
+def test_a_verify_step_that_starts_each_token_anew_fails_the_comparison():
+    """The first token of each request and its page are right, so that the whole is judged by the rest."""
+    found = interpreted("interpreted_shard.py", "verify", "committed")
+    failed = {name for name, decision in found.items() if decision == "fail"}
+    assert {"recurrent_state", "conv_state"} <= {name.removeprefix("kda_verify_") for name in failed}
 
 
 @pytest.mark.slow

@@ -81,7 +81,7 @@ FALLBACKS = {
     Why.PREFILL: (Step((1, 1), prefills=1), PREPARED),
     Why.EMPTY: (Step(()), PREPARED),
     Why.ROWS: (Step((1,) * 65), replace(PREPARED, buckets=(128,))),
-    Why.SLOWER: (Step((1,) * 9), replace(PREPARED, most=8)),
+    Why.SLOWER: (Step((1,) * 9), replace(PREPARED, faster={1: 8})),
     Why.RAGGED: (Step((2, 1)), PREPARED),
     Why.VERIFY: (Step((3, 3)), PREPARED),
     Why.UNPREPARED: (Step((1,) * 33), PREPARED),
@@ -104,11 +104,34 @@ def test_each_step_outside_gives_its_reason(why):
 
 @pytest.mark.parametrize(
     ("counts", "bucket", "padding"),
-    [((1,), 1, 0), ((1, 1, 1), 4, 1), ((2, 2), 4, 0), ((1,) * 9, 32, 23), ((1,) * 32, 32, 0)],
+    [((1,), 1, 0), ((1, 1, 1), 4, 1), ((2, 2), 4, 0), ((2, 2, 2), 8, 2), ((1,) * 9, 32, 23), ((1,) * 32, 32, 0)],
 )
 def test_a_step_runs_on_the_smallest_size_that_holds_it(counts, bucket, padding):
     answer = plan(Step(counts, pages=10), PREPARED)
-    assert answer == Plan(sum(counts), bucket) and answer.padding == padding
+    assert answer == Plan(sum(counts), bucket, counts[0]) and answer.padding == padding
+
+
+def test_a_verify_step_is_padded_by_whole_requests():
+    prepared = Prepared(buckets=(1, 2, 4, 8, 16, 32, 64), verify_width=8, pages=1)
+    for tokens in range(1, 9):
+        for requests in range(1, 65):
+            answer = plan(Step((tokens,) * requests), prepared)
+            sizes = [tokens * n for n in prepared.buckets if tokens * n <= 64]
+            if tokens * requests > sizes[-1]:
+                assert answer.why is (Why.ROWS if tokens * requests > 64 else Why.UNPREPARED)
+            else:
+                assert answer.bucket == min(size for size in sizes if size >= tokens * requests)
+                assert answer.padding % tokens == 0 and answer.tokens == tokens
+    assert plan(Step((9,)), prepared).why is Why.VERIFY and plan(Step((8, 7)), prepared).why is Why.RAGGED
+    some = replace(prepared, widths=(1, 8))
+    assert plan(Step((8, 8)), some) == Plan(16, 16, 8) and plan(Step((4, 4)), some).why is Why.UNPREPARED
+
+
+def test_steps_of_a_kind_that_nobody_timed_are_the_stock_path_s_where_others_were_timed():
+    measured = replace(PREPARED, faster={1: 8})
+    assert plan(Step((2,)), measured).why is Why.SLOWER and plan(Step((1,) * 8), measured) == Plan(8, 8, 1)
+    assert plan(Step((2,)), replace(PREPARED, faster={1: 8, 2: 2})) == Plan(2, 2, 2)
+    assert plan(Step((2,)), PREPARED) == Plan(2, 2, 2), "nothing is known of this hardware"
 
 
 def test_cards_are_those_of_the_hardware_profiles():

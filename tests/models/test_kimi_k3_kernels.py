@@ -82,13 +82,14 @@ def test_constants_of_the_other_kernels_are_those_of_the_published_model():
 
 def test_the_constants_are_those_of_the_published_model():
     architecture = Architecture.from_config()
-    assert module_constants(KERNELS / "kda_decode.py") == {
-        "HEAD_DIM": architecture.kda.head_dim,
-        "GATE_RANK": architecture.kda.gate_rank,
-        "GATE_LOWER_BOUND": architecture.kda.gate_lower_bound,
-        "L2_EPS": architecture.eps.kda_l2,
-        "NORM_EPS": architecture.eps.kda_output,
-    }
+    for file in ("kda_decode.py", "kda_verify.py"):
+        assert module_constants(KERNELS / file) == {
+            "HEAD_DIM": architecture.kda.head_dim,
+            "GATE_RANK": architecture.kda.gate_rank,
+            "GATE_LOWER_BOUND": architecture.kda.gate_lower_bound,
+            "L2_EPS": architecture.eps.kda_l2,
+            "NORM_EPS": architecture.eps.kda_output,
+        }
 
 
 @pytest.mark.parametrize("path", sorted(KERNELS.glob("*.py")), ids=lambda path: path.name)

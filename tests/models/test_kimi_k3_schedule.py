@@ -19,6 +19,7 @@ from fasttrack_validation.contracts.grid import Span
 from fasttrack_validation.contracts.kimi_k3.architecture import Architecture
 from fasttrack_validation.contracts.kimi_k3.graph import step
 from fasttrack_validation.contracts.kimi_k3.kda_decode import layout
+from fasttrack_validation.contracts.kimi_k3.kda_verify import layout as verify_layout
 from fasttrack_validation.contracts.kimi_k3.op import Layout
 from fasttrack_validation.performance.directory import load
 from fasttrack_validation.tensors import torch_dtype
@@ -36,9 +37,11 @@ def test_the_shape_is_the_published_models():
     assert shape.Shape.of(config) == shape.PUBLISHED == decoded.small_shape(OF)
 
 
+@pytest.mark.parametrize("verify", [False, True], ids=["decode", "verify"])
 @pytest.mark.parametrize("of", [OF, decoded.k3_weights.nano(), decoded.tiny()], ids=["published", "nano", "tiny"])
-def test_the_walk_is_the_contracts_op_graph(of):
-    theirs, own = step(of).nodes, graph.step(decoded.small_shape(of)).places
+def test_the_walk_is_the_contracts_op_graph(of, verify):
+    theirs, own = step(of, verify=verify).nodes, graph.step(decoded.small_shape(of), verify).places
+    assert {place.op for place in own} & {"kda_decode", "kda_verify"} == {"kda_verify" if verify else "kda_decode"}
     assert [place.name for place in own] == list(theirs)
     for place in own:
         node = theirs[place.name]
@@ -193,6 +196,8 @@ def test_repacked_weights_do_not_depend_on_rows(op):
     config = dict(decoded.directory(of).tables[op][0]["config"])
     if op == "kda_decode":
         workload = layout.workload(of.kda_shard(2), "w", 1)
+    elif op == "kda_verify":
+        workload = verify_layout.workload(of.kda_shard(2), "w", 1, 1)
     else:
         workload = contract.at(2, 1, Layout(), "w")
     inputs = contract.make_inputs(workload, "typical", 3)

@@ -62,7 +62,7 @@ def constants(of: Architecture) -> dict[str, dict[str, float]]:
         "routing": {"EXPERTS": moe.experts, "TOP": moe.top_k},
         "front": {"EXPERTS": moe.experts, "LATENT": moe.latent_size}, "latent_up": {"LATENT": moe.latent_size},
         "experts": {"LATENT": moe.latent_size, "TOP": moe.top_k},
-        "kda_decode": {"HEAD_DIM": of.kda.head_dim, "GATE_RANK": of.kda.gate_rank},
+        **{op: {"HEAD_DIM": of.kda.head_dim, "GATE_RANK": of.kda.gate_rank} for op in ("kda_decode", "kda_verify")},
         "mla_core": {"LATENT": mla.kv_lora_rank, "SHARED": mla.qk_rope_head_dim, "SCALE_LOG2": scale},
         "mla_value": {"LATENT": mla.kv_lora_rank, "HEAD_DIM": mla.v_head_dim},
         "mla_query": {
@@ -85,8 +85,9 @@ def kernel(file: str):
     return import_module(f"fasttrack_models.kimi_k3.{file.removesuffix('.py').replace('/', '.')}")
 
 
-def directory(of: Architecture, tps=(1, 2), rows=(1, 64), **other: dict) -> dispatch.Directory:
-    """Every op with a configuration that fits small widths, for these rows; `other` replaces an op's."""
+def directory(of: Architecture, tps=(1, 2), rows=(1, 64), *, width: int = 1, **other: dict) -> dispatch.Directory:
+    """Every op with a configuration that fits small widths, for these rows; `other` replaces an op's. `width`: tokens of
+    a request at most."""
     configs = {op: TILES for op in ("in_projection", "mla_projection", "shared_down", "head", "o_proj_residual")}
     configs |= {op: TILES for op in ("dense_down", "dense_up", "latent_up")}
     # A tile of the front holds columns of one product.
@@ -96,6 +97,7 @@ def directory(of: Architecture, tps=(1, 2), rows=(1, 64), **other: dict) -> disp
         "mla_value": {**TILES, **per_head},
         "mla_query": {key: value for key, value in {**TILES, "block_n": 8}.items() if key != "splits"},
         "kda_decode": {"structure": "fused", "block_v": of.kda.head_dim, "num_warps": 4},
+        "kda_verify": {"block_v": of.kda.head_dim, "num_warps": 4},
         "routing": {"num_warps": 4},
         "attn_res_norm": {"num_warps": 4},
         "experts": {"structure": "gemv", "block_n": 16, "block_k": 32, "num_warps": 1, "num_stages": 2},
@@ -109,7 +111,7 @@ def directory(of: Architecture, tps=(1, 2), rows=(1, 64), **other: dict) -> disp
         )
         for op, config in configs.items()
     }  # fmt: skip
-    return dispatch.Directory(tuple(environment.Claim("h200", tp, rows, 1) for tp in tps), tables, kernel)
+    return dispatch.Directory(tuple(environment.Claim("h200", tp, rows, width) for tp in tps), tables, kernel)
 
 
 def here(of: Architecture, tp: int, **changes) -> environment.Environment:
@@ -128,6 +130,8 @@ class Run:
     tp: int
     requests: int
     tokens: int = 90
+    width: int = 1
+    """Tokens of a request in a step at most"""
 
     def __post_init__(self) -> None:
         self.weights = k3_weights.shard_model(weights_of(self.of), self.of, self.tp)
@@ -136,7 +140,7 @@ class Run:
         self.ours = self._prefilled(self.models[PUBLISHED])
 
     def _prefilled(self, model: Model) -> State:
-        state = model.new_state(self.requests, self.tokens, verify_width=1, page_size=PAGE)
+        state = model.new_state(self.requests, self.tokens, verify_width=self.width, page_size=PAGE)
         counts = tuple(3 + 7 * request for request in range(self.requests))
         model.prefill(Batch(k3_weights.tokens(self.of, sum(counts)), tuple(range(self.requests)), counts), state)
         return state
@@ -150,12 +154,16 @@ class Run:
         return found
 
     def inputs(self, batch: Batch) -> decode.Inputs:
-        """What the decode path is given for a step of one token a request."""
-        slots = self.ours.slots_of(batch)[:, 0].int()
-        lengths = [n + (request != PADDING) for n, request in zip(self.ours.lengths_of(batch), batch.requests)]
+        """What the decode path is given for a step, of one token a request or of several."""
+        slots, counts = self.ours.slots_of(batch).int(), torch.tensor(batch.counts)
+        lengths = [
+            (before + 1 + t) * (request != PADDING)
+            for before, request, count in zip(self.ours.lengths_of(batch), batch.requests, batch.counts, strict=True)
+            for t in range(count)
+        ]  # fmt: skip
         return decode.Inputs(
-            self.weights[0].embedding[batch.tokens], slots, self.ours.pages_of(batch).int(),
-            torch.tensor(lengths, dtype=torch.int32),
+            self.weights[0].embedding[batch.tokens], slots if max(batch.counts) > 1 else slots[:, 0],
+            self.ours.pages_of(batch).int().repeat_interleave(counts, 0), torch.tensor(lengths, dtype=torch.int32),
         )  # fmt: skip
 
     def reference(self, batch: Batch, precision: Precision) -> torch.Tensor:
@@ -182,10 +190,10 @@ class Group:
     def __init__(self, run: Run, buckets, pages: int, **options) -> None:
         self.context = InterpretingContext()
         self.caches = [run.caches(rank) for rank in range(run.tp)]
-        tables = options.pop("directory", None) or directory(run.of)
+        tables = options.pop("directory", None) or directory(run.of, width=run.width)
         self.ranks = [
             decode.Decoder(
-                run.weights[rank], here(run.of, run.tp), tables, self.context, rank=rank, shape=small_shape(run.of),
+                run.weights[rank], here(run.of, run.tp, verify_width=run.width), tables, self.context, rank=rank, shape=small_shape(run.of),
                 buckets=buckets, device="cpu", **options,
             )
             for rank in range(run.tp)
@@ -195,27 +203,27 @@ class Group:
 
     def run(self, inputs: decode.Inputs) -> torch.Tensor:
         """Logits [rows, vocabulary] of one step."""
-        rows = len(inputs.slots)
-        plan = self.ranks[0].plan(decode.Step((1,) * rows))
+        rows, requests = len(inputs.lengths), len(inputs.slots)
+        plan = self.ranks[0].plan(decode.Step((rows // requests,) * requests))
         if len(self.ranks) == 1:
             return self.ranks[0].run(plan, inputs)
         for decoder in self.ranks:
-            decoder.lane(plan.bucket).take(inputs, rows)
-        executors = [decoder.executors[plan.bucket] for decoder in self.ranks]
+            decoder.lane(plan.bucket, plan.tokens).take(inputs, rows)
+        executors = [decoder.executor(plan.bucket, plan.tokens) for decoder in self.ranks]
         for bounds in zip(*(executor.bound for executor in executors), strict=True):
             for executor, bound in zip(executors, bounds, strict=True):
                 executor.enqueue(bound)
             if bounds[0].call.sends:
-                self._exchange(plan.bucket, bounds[0].call.sends)
+                self._exchange(plan, bounds[0].call.sends)
                 if any(value.endswith(("residual.partial", "down.partial")) for value in bounds[0].call.sends):
                     # What a kernel sends and what it sums are one launch: the second has everybody's share.
                     for executor, bound in zip(executors, bounds, strict=True):
                         executor.enqueue(bound)
-        lanes = [decoder.lane(plan.bucket).memory for decoder in self.ranks]
+        lanes = [decoder.lane(plan.bucket, plan.tokens).memory for decoder in self.ranks]
         return torch.cat([lane.written(graph.LOGITS)[:rows] for lane in lanes], 1)
 
-    def _exchange(self, bucket: int, values: tuple[str, ...]) -> None:
-        lanes = [decoder.lane(bucket).memory for decoder in self.ranks]
+    def _exchange(self, plan: decode.Plan, values: tuple[str, ...]) -> None:
+        lanes = [decoder.lane(plan.bucket, plan.tokens).memory for decoder in self.ranks]
         for value in values:
             sent = [lane.written(value).clone() for lane in lanes]
             op = value.split(".")[1]

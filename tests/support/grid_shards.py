@@ -18,10 +18,11 @@ def small_grid(of: Architecture, layers=LAYERS) -> KimiK3Grid:
     return KimiK3Grid(of, ops, layers)
 
 
-def spec(kind: str, tp: int, rows: int) -> CellSpec:
+def spec(kind: str, tp: int, rows: int, width: int = 1) -> CellSpec:
     """A cell of it."""
     context = None if kind == KDA else 40
-    return CellSpec(span=Span.STEP if kind == STEP else Span.LAYER, kind=kind, tp=tp, rows=rows, context=context)
+    span = Span.STEP if kind == STEP else Span.LAYER
+    return CellSpec(span=span, kind=kind, tp=tp, rows=rows, width=width, context=context)
 
 
 def model(of: Architecture) -> SimpleNamespace:

@@ -55,6 +55,7 @@ torch.cuda.Stream, torch.cuda.current_stream, torch.cuda.stream = Stream, Stream
 import stock_parts  # noqa: E402
 
 from fasttrack_validation.contracts.kimi_k3 import graph  # noqa: E402
+from fasttrack_validation.contracts.kimi_k3.kda_verify import layout as verify_layout  # noqa: E402
 from fasttrack_validation.contracts.kimi_k3.part import subgraph  # noqa: E402
 from fasttrack_validation.contracts.kimi_k3.stock import exchange, ops  # noqa: E402
 from fasttrack_validation.contracts.kimi_k3.stock import parts as stock_path  # noqa: E402
@@ -94,6 +95,12 @@ def workloads(name):
         op = op_exam.REAL.op(name)
         shard = op.architecture.kda_shard(48)
         yield op, stock_parts.layout.workload(shard, "small", ROWS, projected_gap=16, state_gap=64, slots_stride=2)
+    elif name == "kda_verify":
+        op = op_exam.REAL.op(name)
+        shard = op.architecture.kda_shard(48)
+        for requests, tokens in ((3, 3), (2, 1)):
+            at = verify_layout.workload(shard, f"{requests}x{tokens}", requests, tokens, projected_gap=16, slots_gap=2)
+            yield op, at
     else:
         op = op_exam.nano(name)
         yield op, op_exam.drawn(op, 4, ROWS, SEED)

@@ -2,8 +2,9 @@
 
     interpreted_shard.py KIND [FAULT]     JSON: tensor -> decision of the ruling
 
-KIND is kda_moe, mla_moe or step: all layers, of which an MLA layer and the end are examined. FAULT: "skipped" leaves
-the shared expert's product undone; "epsilon" changes a norm.
+KIND is kda_moe, mla_moe or step: all layers, of which an MLA layer and the end are examined; or verify: a KDA layer with
+three requests of two tokens. FAULT: "skipped" leaves the shared expert's product undone; "epsilon" changes a norm;
+"committed" lets each token of a verify step start from the committed state.
 A script of its own: whether kernels are interpreted is decided when triton is imported.
 """
 
@@ -16,13 +17,18 @@ os.environ["TRITON_INTERPRET"] = "1"
 import decoded  # noqa: E402
 from grid_shards import LAYERS, STEP_LAYERS, small_grid, spec  # noqa: E402
 
+import torch  # noqa: E402
+
 from fasttrack_models.kimi_k3 import factory  # noqa: E402
 from fasttrack_validation.performance.runner import ruled  # noqa: E402
 
 kind, fault = sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else None
 of, tp, rows = decoded.tiny(), 2, 3
+cell = spec(kind, tp, rows)
+if kind == "verify":
+    rows, cell = 6, spec("kda_moe", tp, 6, 2)
 decoded.resize(of)
-shard = small_grid(of, STEP_LAYERS if kind == "step" else LAYERS).shard(spec(kind, tp, rows), "h200")
+shard = small_grid(of, STEP_LAYERS if kind == "step" else LAYERS).shard(cell, "h200")
 tensors = shard.draw(5, "cpu")
 examined = shard.examined({name: tensor.clone() for name, tensor in tensors.items()})["specialised"]
 context = decoded.InterpretingContext()
@@ -31,6 +37,17 @@ if fault == "epsilon":
     decoded.kernel("kernels/latent_up.py").EPS = 1.0
 if fault == "skipped":
     decoded.kernel("kernels/shared_down.py").launch = lambda *arguments: context.stream("shared").__enter__()
+if fault == "committed":
+    kernel, launch = decoded.kernel("kernels/kda_verify.py"), decoded.kernel("kernels/kda_verify.py").launch
+
+    def apart(ctx, buffers, axes, config):
+        for t in range(2):
+            out = torch.empty_like(buffers.out[t::2])
+            own = buffers._replace(slots=buffers.slots[:, [0, t + 1]], projected=buffers.projected[t::2], out=out)
+            launch(ctx, own, {**axes, "rows": 3, "tokens": 1}, config)
+            buffers.out[t::2] = out
+
+    kernel.launch = apart
 part = factory.part(
     shard.names, tensors, directory, context, hardware="h200", tp=tp, rows=rows, shape=decoded.small_shape(of)
 )

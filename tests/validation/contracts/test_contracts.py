@@ -156,7 +156,8 @@ def test_envelopes(contract):
         ({"tp": (8,), "min_rows": 2, "max_rows": 16}, ()),
         ({"tp": (4, 8)}, ("tp = [4], validated are [8, 16]",)),
         ({"max_rows": 65}, ("rows 1 to 65, validated are 1 to 64",)),
-        ({"verify_width": (1, 8)}, ("verify_width = [8], validated are [1]",)),
+        ({"verify_width": (1, 8)}, ()),
+        ({"verify_width": (8, 9)}, ("verify_width = [9], validated are [1, 2, 3, 4, 5, 6, 7, 8]",)),
         ({"recurrent_state": DType.BF16}, ("recurrent_state = bf16, validated is fp32",)),
     ],
 )

@@ -73,11 +73,13 @@ class ComparedShard(Shard):
         if not wanted:
             return {}
         until, rows = {value for *_, value in wanted}, self.spec.rows
+        # Requests are taken whole.
+        at_once = max(_AT_ONCE, self.spec.width)
         parts = [
-            Sample(self.replicated, theirs, range(first, min(first + _AT_ONCE, rows))).walk(
+            Sample(self.replicated, theirs, range(first, min(first + at_once, rows))).walk(
                 lambda contract: contract.plain, until=until
             )
-            for first in range(0, rows, _AT_ONCE)
+            for first in range(0, rows, at_once)
         ]
         return {f"{node.name}.{tensor}": torch.cat([part[value] for part in parts]) for node, tensor, value in wanted}
 
@@ -127,7 +129,7 @@ class ComparedShard(Shard):
 
     def examined(self, tensors: Mapping[str, Tensor]) -> dict[str, RowsExamined]:
         """See `Shard`: each path against the arrangement that it runs. Raises Ambiguous."""
-        chosen = examined_rows(self.spec.rows)
+        chosen = examined_rows(self.spec.rows, self.spec.width)
         theirs = Sample(self.replicated, self._of_stock(tensors), chosen)
         mine = Sample(self.own, tensors, chosen)
         walks = []

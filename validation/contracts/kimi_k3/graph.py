@@ -175,14 +175,16 @@ class OpGraph:
         return part
 
 
-def step(architecture: Architecture, replicated: Collection[str] = ()) -> OpGraph:
+def step(architecture: Architecture, replicated: Collection[str] = (), *, verify: bool = False) -> OpGraph:
     """The whole step from the gathered embedding rows to this rank's logits, with the state that it leaves.
 
     Router, latent down- and latent up-projection are divided by rows over the ranks, and what comes out is gathered.
     `replicated` names the ops (`front`, `latent_up`) whose rows every rank computes all, as checkpoints keep them and
     stock engines do: nothing is gathered then, and what the experts send is the last that a layer exchanges.
+
+    In a step to `verify`, requests have several rows each. KDA's core is another op there; the others work row by row.
     """
-    walk = _Walk(architecture, frozenset(replicated))
+    walk = _Walk(architecture, frozenset(replicated), "kda_verify" if verify else "kda_decode")
     for number in range(architecture.layers):
         walk.layer(number)
     walk.end()
@@ -192,8 +194,8 @@ def step(architecture: Architecture, replicated: Collection[str] = ()) -> OpGrap
 class _Walk:
     """Writes the nodes down from top to bottom, with the stream and its banks."""
 
-    def __init__(self, architecture: Architecture, replicated: frozenset[str]) -> None:
-        self.architecture, self.replicated = architecture, replicated
+    def __init__(self, architecture: Architecture, replicated: frozenset[str], kda_core: str) -> None:
+        self.architecture, self.replicated, self.kda_core = architecture, replicated, kda_core
         self.nodes: list[Node] = []
         self.states: list[str] = []
         self.banks: list[Source] = []
@@ -230,7 +232,7 @@ class _Walk:
         projected = self._node(f"{number}.in_projection", "in_projection", weights, {"x": x}, ("projected",))
         states = {name: f"{number}.{name}" for name in ("conv_state", "recurrent_state")}
         reads = {**projected, "slots": "slots", **states}
-        written = self._node(f"{number}.kda_decode", "kda_decode", weights, reads, (*states, "out"))
+        written = self._node(f"{number}.{self.kda_core}", self.kda_core, weights, reads, (*states, "out"))
         self.states += [written[name] for name in states]
         return written["out"]
 

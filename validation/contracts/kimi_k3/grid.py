@@ -1,7 +1,7 @@
 """Kimi K3's performance grid: layers of both kinds and whole steps on one rank of TP 8 and 16."""
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cache
 
 from ...errors import UserError
 from ..base import OpContract
@@ -51,40 +51,42 @@ class KimiK3Grid(Grid):
         return tuple(found)
 
     def excluded(self, spec: CellSpec, verify_width: int) -> str | None:
-        """Verify steps beyond the kernels' width."""
+        """Verify steps beyond the kernels' width, and those of layers whose rows share what they read."""
         if spec.width > verify_width:
-            return f"kernels take {verify_width} token a request, this is a verify step of {spec.width}"
+            tokens = "1 token" if verify_width == 1 else f"{verify_width} tokens"
+            return f"kernels take {tokens} a request, this is a verify step of {spec.width}"
+        if spec.width > 1 and spec.kind != KDA:
+            return "rows of a request share its cached rows, which the tensors of a cell do not have yet"
         return None
 
     def ops(self, spec: CellSpec) -> tuple[str, ...]:
         """Of the layer, or of the whole step."""
-        names = self._graph.nodes if spec.span is Span.STEP else self._graph.layer(self._layers[spec.kind])
-        return tuple(sorted({self._graph.nodes[name].op for name in names}))
+        graph, _ = self._graphs(spec.width > 1)
+        names = graph.nodes if spec.span is Span.STEP else graph.layer(self._layers[spec.kind])
+        return tuple(sorted({graph.nodes[name].op for name in names}))
 
-    @cached_property
-    def _graph(self) -> OpGraph:
-        return step(self._architecture)
-
-    @cached_property
-    def _replicated(self) -> OpGraph:
-        return step(self._architecture, REPLICATED)
+    @cache  # noqa: B019 - a grid lives as long as a command
+    def _graphs(self, verify: bool) -> tuple[OpGraph, OpGraph]:
+        """The step of the specialised path, and that of the stock path."""
+        return step(self._architecture, verify=verify), step(self._architecture, REPLICATED, verify=verify)
 
     def shard(self, spec: CellSpec, hardware: str) -> Shard:
         """Raises UserError for a cell that `excluded` names."""
-        if why := self.excluded(spec, 1):
+        if why := self.excluded(spec, VERIFY_WIDTH):
             raise UserError(f"{spec.key}: {why}", "choose another cell")
         from .compared_shard import ComparedShard
         from .rank_shard import RankShard
         from .step_shard import StepShard
 
+        graphs = self._graphs(spec.width > 1)
+
         def part(names: Sequence[str]) -> ComparedShard:
-            graphs = (self._graph, self._replicated)
             return ComparedShard(*(RankShard(self._architecture, self._ops, spec, graph, names) for graph in graphs))
 
         if spec.span is Span.STEP:
             examined = tuple(self._layers.values())
-            return StepShard(self._architecture, spec, part, tuple(self._graph.nodes), examined)
-        return part(self._graph.layer(self._layers[spec.kind]))
+            return StepShard(self._architecture, spec, part, tuple(graphs[0].nodes), examined)
+        return part(graphs[0].layer(self._layers[spec.kind]))
 
 
 def grid(architecture: Architecture, ops: Mapping[str, OpContract]) -> Grid:

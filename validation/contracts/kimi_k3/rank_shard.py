@@ -16,6 +16,7 @@ from . import part
 from .architecture import Architecture
 from .graph import Node, OpGraph, Source, Via
 from .kda_decode import layout
+from .kda_verify import layout as verify_layout
 from .op import Layout
 from .rows_examined import Values
 
@@ -53,6 +54,9 @@ class RankShard:
         contract, tp = self.contracts[node.op], self.spec.tp
         if node.op == "kda_decode":
             return layout.workload(self.architecture.kda_shard(tp), node.name, rows)
+        if node.op == "kda_verify":
+            tokens = self.spec.width
+            return verify_layout.workload(self.architecture.kda_shard(tp), node.name, rows // tokens, tokens)
         workload = contract.at(tp, rows, Layout(), node.name)
         axes = workload.axes | node.axes
         if node.op == "attn_res_norm":

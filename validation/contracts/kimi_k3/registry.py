@@ -19,16 +19,16 @@ def _own(op: str, *shared: str) -> tuple[str, ...]:
     return (*_PARTS, *shared, *(f"{op}/{name}.py" for name in _MODULES))
 
 
+_KDA = (
+    *_SHARED,
+    *(f"kda_decode/{name}.py" for name in ("__init__", "contract", "hypotheses", "inputs", "layout", "oracle", "plain")),
+)
+
+
 FILES: dict[str, tuple[str, ...]] = {
-    "kda_decode": (
-        *_SHARED,
-        "kda_decode/__init__.py",
-        "kda_decode/contract.py",
-        "kda_decode/hypotheses.py",
-        "kda_decode/inputs.py",
-        "kda_decode/layout.py",
-        "kda_decode/oracle.py",
-        "kda_decode/plain.py",
+    "kda_decode": _KDA,
+    "kda_verify": (
+        *_KDA, *(f"kda_verify/{name}.py" for name in ("__init__", "contract", "hypotheses", "inputs", "layout", "steps")),
     ),
     "attn_res_norm": _own("attn_res_norm", *_STEP, "layer_weights.py", "step/attn_res.py", "step/norm.py"),
     "in_projection": _own("in_projection", *_LINEAR),

@@ -24,8 +24,10 @@ MARGIN = 5e-4
 before the router move a score by about a tenth of it, and another expert is another result"""
 
 
-def examined_rows(rows: int) -> list[int]:
-    """Up to four of a batch, first and last among them."""
+def examined_rows(rows: int, width: int = 1) -> list[int]:
+    """Up to four of a batch, first and last among them; of a verify step all `width` rows of the first and last request."""
+    if width > 1:
+        return sorted({*range(width), *range(rows - width, rows)})
     return sorted({0, rows - 1, rows // 3, 2 * rows // 3})[:EXAMINED]
 
 
@@ -34,7 +36,7 @@ class Ambiguous(ValueError):
 
 
 class Sample:
-    """Some rows of a shard's tensors, with pools that hold their pages alone."""
+    """Some rows of a shard's tensors, whole requests of a verify step, with pools that hold their pages alone."""
 
     def __init__(self, shard: "RankShard", tensors: Mapping[str, Tensor], rows: Sequence[int]) -> None:
         self.shard, self.rows = shard, tuple(rows)
@@ -53,16 +55,22 @@ class Sample:
         if spec.role is TensorRole.STATIC or spec.name in _POOLS:
             return tensor
         axis = 0 if spec.name in ("slots", "page_table", "lengths") else axes[spec.name]
-        return tensor.index_select(axis, torch.tensor(self.rows))
+        return tensor.index_select(axis, torch.tensor(self.requests if spec.name == "slots" else self.rows))
+
+    @property
+    def requests(self) -> tuple[int, ...]:
+        """Those of the rows, each once: rows where requests have one token each."""
+        return tuple(dict.fromkeys(row // self.shard.spec.width for row in self.rows))
 
     def _renumber(self, tensors: Mapping[str, Tensor]) -> None:
         """Pools of the rows' own pages behind the null page, and tables that point there."""
         for node in self.shard.nodes:
             for pool in _POOLS:
-                key, table = f"{node.name}.{pool}", f"{node.name}.{'page_table' if pool == 'cache' else 'slots'}"
+                name, chosen = ("page_table", self.rows) if pool == "cache" else ("slots", self.requests)
+                key, table = f"{node.name}.{pool}", f"{node.name}.{name}"
                 if key not in tensors:
                     continue
-                used = tensors[table].index_select(0, torch.tensor(self.rows)).flatten().long()
+                used = tensors[table].index_select(0, torch.tensor(chosen)).flatten().long()
                 self.pages[key] = used
                 whole = torch.cat([torch.zeros(1, dtype=torch.long), used])
                 self.tensors[key] = tensors[key].index_select(0, whole)
@@ -158,8 +166,11 @@ class RowsExamined(Examined):
         node = shard.nodes[member]
         rows, own = torch.tensor([sample.rows[row] for row in clear]), torch.tensor(list(clear))
         if tensor in _POOLS:
-            pages = sample.pages[f"{node.name}.{tensor}"].view(len(sample.rows), -1)
+            owners = sample.rows if tensor == "cache" else sample.requests
+            pages = sample.pages[f"{node.name}.{tensor}"].view(len(owners), -1)
             numbers = 1 + torch.arange(pages.numel()).view(pages.shape)
+            if tensor != "cache":
+                own = torch.tensor(sorted({owners.index(int(row) // shard.spec.width) for row in rows}))
             rows, own = pages[own].flatten(), numbers[own].flatten()
         return _Wanted(comparison, node.writes[tensor], rows, own)
 

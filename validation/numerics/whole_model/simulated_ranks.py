@@ -45,17 +45,20 @@ class Group:
     def __init__(
         self, factory: ModuleType, directory: Any, weights: Sequence[Any], caches: Sequence[Mapping], *, card: Card,
         pages: int, buckets: Sequence[int], sizes: Mapping[str, Any], constants: Mapping[str, Mapping[str, float]],
-        configurations: Mapping[str, Mapping[str, Any]] | None, prepared: Sequence[Any] | None = None,
+        configurations: Mapping[str, Mapping[str, Any]] | None, width: int = 1, prepared: Sequence[Any] | None = None,
     ) -> None:  # fmt: skip
+        """`buckets` and `width` as plan.Prepared has them: a step of several tokens has no more rows than the largest."""
         resize(directory, constants)
         self._card, self._factory, self._decode = card, factory, directory.kernel("decode.py")
         self._plans, self._exchanged = directory.kernel("plan.py"), directory.kernel("graph.py").EXCHANGED
         tp, shape = len(weights), factory.Shape(**sizes)
         here = directory.kernel("environment.py").Environment(
             hardware=card.name, capability=card.capability, multiprocessors=card.multiprocessors, tp=tp, shape=shape,
-            ranks_here=tp,
+            ranks_here=tp, verify_width=width,
         )  # fmt: skip
-        own = directory if configurations is None else _tabulated(directory, configurations, card.name, tp, max(buckets))
+        own = directory if configurations is None else _tabulated(
+            directory, configurations, card.name, tp, max(buckets), width
+        )
         self.ranks = [
             factory.Decoder(
                 weights[rank], here, own, card.context, rank=rank, shape=shape, buckets=tuple(buckets), device=card.device
@@ -74,9 +77,7 @@ class Group:
         """How all ranks plan a step of requests that bring `counts` tokens. Where the stock path is faster the kernels
         are claimed nevertheless: here they run all rows that they are claimed for."""
         decoder = self.ranks[0]
-        prepared = self._plans.Prepared(
-            decoder.buckets, decoder.environment.verify_width, self._pages, most=self._plans.MOST_ROWS
-        )
+        prepared = self._plans.Prepared(decoder.buckets, decoder.environment.verify_width, self._pages)
         return self._plans.plan(self._plans.Step(tuple(counts)), prepared)
 
     def runs_here(self, plan: Any) -> bool:
@@ -84,17 +85,17 @@ class Group:
         return isinstance(plan, self._plans.Plan)
 
     def step(self, plan: Any, embedding: Tensor, slots: Tensor, page_table: Tensor, lengths: Tensor) -> Left:
-        """One step of one token a request; arguments as the decode path's `Inputs`."""
-        rows = len(slots)
+        """One step; arguments as the decode path's `Inputs`."""
+        rows = len(lengths)
         inputs = self._decode.Inputs(embedding, slots, page_table, lengths)
-        lanes = [decoder.lane(plan.bucket) for decoder in self.ranks]
+        lanes = [decoder.lane(plan.bucket, plan.tokens) for decoder in self.ranks]
         for lane in lanes:
             lane.take(inputs, rows)
         memories = [lane.memory for lane in lanes]
         streams: dict[int, Tensor] = {}
         chosen: dict[int, Tensor] = {}
         routers: dict[int, Tensor] = {}
-        executors = [decoder.executors[plan.bucket] for decoder in self.ranks]
+        executors = [decoder.executor(plan.bucket, plan.tokens) for decoder in self.ranks]
         self.kernels.update(call.kernel for call in executors[0].calls)
         for bounds in zip(*(executor.bound for executor in executors), strict=True):
             self._call(executors, bounds, lanes)
@@ -141,14 +142,14 @@ class Group:
 
 
 def _tabulated(
-    directory: Any, configurations: Mapping[str, Mapping[str, Any]], hardware: str, tp: int, rows: int
+    directory: Any, configurations: Mapping[str, Mapping[str, Any]], hardware: str, tp: int, rows: int, width: int
 ) -> Any:
-    """The directory with a table of one entry an op, claimed for 1 to `rows` rows."""
+    """The directory with a table of one entry an op, claimed for 1 to `rows` rows and `width` tokens a request."""
     entry = {"hardware": hardware, "tp": tp, "rows": [1, rows], "basis": "modelled"}
     tables = {
         op: ({**entry, "kernel": f"kernels/{op}.py", "config": dict(config)},) for op, config in configurations.items()
     }
-    claim = directory.kernel("environment.py").Claim(hardware, tp, (1, rows), 1)
+    claim = directory.kernel("environment.py").Claim(hardware, tp, (1, rows), width)
     return type(directory)((claim,), tables, directory.kernel, directory.sources)
 
 

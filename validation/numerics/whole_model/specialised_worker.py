@@ -61,7 +61,7 @@ class Worker:
         return self._plain
 
     def do_begin(self, requests: int, max_tokens: int, width: int, buckets: list[int]) -> None:
-        """Empty caches; prepares every bucket on them."""
+        """Empty caches; prepares every bucket on them, and of verify steps of up to `width` tokens those that fit."""
         of = self.paths.architecture
         self.plain.begin(requests, max_tokens, width)
         names = {"conv": "conv_state", "recurrent": "recurrent_state", "rows": "cache"}
@@ -73,7 +73,7 @@ class Worker:
             self.factory, self.directory, self.paths.shards(self.tp), caches, card=self.card,
             pages=self.plain.state.pages.shape[1], buckets=buckets, sizes=kernel_sizes.sizes(of),
             constants=kernel_sizes.constants(of), configurations=self._configurations(of, self.tp),
-            prepared=self._prepared,
+            width=width, prepared=self._prepared,
         )  # fmt: skip
         self._in_place = False
 
@@ -91,15 +91,25 @@ class Worker:
         """By the kernels where the plan says so."""
         batch, state = _batch(batch), self.plain.state
         plan = self.group.plan(batch.counts)
-        self._in_place = self.group.runs_here(plan)
-        if not self._in_place:
+        here, several = self.group.runs_here(plan), max(batch.counts) > 1
+        self._in_place = here and not several
+        if not here:
             return _sent(self.plain.decode(batch), "stock")
         weights, device = self.paths.shards(self.tp), self.card.device
-        lengths = [n + (r != PADDING) for n, r in zip(state.lengths_of(batch), batch.requests, strict=True)]
+        counts = torch.tensor(batch.counts, device=device)
+        lengths = [
+            (before + 1 + t) * (request != PADDING)
+            for before, request, count in zip(state.lengths_of(batch), batch.requests, batch.counts, strict=True)
+            for t in range(count)
+        ]  # fmt: skip
+        slots = state.slots_of(batch).int()
         left = self.group.step(
-            plan, weights[0].embedding[batch.tokens.to(device)], state.slots_of(batch)[:, 0].int(),
-            state.pages_of(batch).int(), torch.tensor(lengths, dtype=torch.int32, device=device),
+            plan, weights[0].embedding[batch.tokens.to(device)], slots if several else slots[:, 0],
+            state.pages_of(batch).int().repeat_interleave(counts, 0),
+            torch.tensor(lengths, dtype=torch.int32, device=device),
         )  # fmt: skip
+        if several:
+            state.offer(batch)
         scores = {
             layer: logits.sigmoid() + weights[0].layers[layer].mlp.correction_bias
             for layer, logits in left.logits_of_routers.items()
@@ -109,7 +119,7 @@ class Worker:
         return _sent(Seen(left.logits, left.streams, chosen, scores), "specialised")
 
     def do_commit(self, accepted: list[int], **batch: Any) -> None:
-        """The kernels have moved the committed state themselves; the plain path's candidates are taken over."""
+        """A step of one token has moved the committed state itself; of several tokens there are candidates."""
         batch = _batch(batch)
         if not self._in_place:
             self.plain.commit(batch, accepted)

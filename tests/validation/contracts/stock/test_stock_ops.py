@@ -24,6 +24,8 @@ GRAPH = op_graph.step(NANO)
 OPS = tuple(op_exam.REAL.ops)
 # CUDA C++: no interpreter.
 COMPILED = {"routing", "experts"}
+# At published widths, with layouts of their own.
+KDA = ("kda_decode", "kda_verify")
 # Ops whose oracle rounds nothing leave errors like the plain path's; another order of roundings no more than twice.
 SLACK = 2
 
@@ -39,7 +41,7 @@ def interpreted(*arguments: str) -> dict:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ops", [("kda_decode",), tuple(sorted(set(OPS) - COMPILED - {"kda_decode"}))], ids=len)
+@pytest.mark.parametrize("ops", [KDA, tuple(sorted(set(OPS) - COMPILED - {*KDA}))], ids=len)
 def test_an_interpreted_stock_path_passes_its_exam_and_changes_no_input(ops):
     """All distributions, strides with gaps; what is fused of MoE and CUDA C++ waits for a GPU."""
     assert interpreted("exams", *ops) == {}
@@ -123,7 +125,7 @@ def on_gpu(op, workload, inputs):
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", OPS)
 def test_a_stock_path_passes_its_exam_on_a_gpu(gpu, name):
-    real = name == "kda_decode"
+    real = name in KDA
     op = op_exam.REAL.op(name) if real else op_exam.nano(name)
     workload = op.vary(op.workloads()[3], 1) if real else op_exam.drawn(op, 2, 6, 5)
     path = op.stock("cuda")
@@ -139,7 +141,7 @@ def test_a_stock_path_passes_its_exam_on_a_gpu(gpu, name):
 def test_a_captured_run_reads_what_lies_there_at_its_replay(gpu, name):
     from fasttrack_validation.contracts.kimi_k3.stock.graph import capture
 
-    real = name == "kda_decode"
+    real = name in KDA
     op = op_exam.REAL.op(name) if real else op_exam.nano(name)
     workload = op.workloads()[1] if real else op_exam.declared(op, 2, 3)
     first, second = (op.make_inputs(workload, "typical", seed) for seed in (1, 2))

@@ -26,7 +26,9 @@ def constants(of: Architecture) -> dict[str, dict[str, float]]:
         "front": {"EXPERTS": moe.experts, "LATENT": moe.latent_size},
         "latent_up": {"LATENT": moe.latent_size},
         "experts": {"LATENT": moe.latent_size, "TOP": moe.top_k},
-        "kda_decode": {"HEAD_DIM": of.kda.head_dim, "GATE_RANK": of.kda.gate_rank},
+        **{
+            op: {"HEAD_DIM": of.kda.head_dim, "GATE_RANK": of.kda.gate_rank} for op in ("kda_decode", "kda_verify")
+        },
         "mla_core": {"LATENT": mla.kv_lora_rank, "SHARED": mla.qk_rope_head_dim, "SCALE_LOG2": scale},
         "mla_value": {"LATENT": mla.kv_lora_rank, "HEAD_DIM": mla.v_head_dim},
         "mla_query": {
@@ -69,6 +71,7 @@ def configurations(of: Architecture, tp: int) -> dict[str, Mapping[str, Any]]:
         "mla_value": {**_TILES, "block_n": min(32, head), "block_k": min(64, latent)},
         "mla_query": query,
         "kda_decode": {"structure": "fused", "block_v": of.kda.head_dim, "num_warps": 4},
+        "kda_verify": {"block_v": of.kda.head_dim, "num_warps": 4},
         "routing": {"num_warps": 4},
         "attn_res_norm": {"num_warps": 4},
         "experts": {

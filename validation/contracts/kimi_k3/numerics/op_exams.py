@@ -11,6 +11,7 @@ from ...base import OpContract, TensorRole, Workload
 from .. import load
 from ..architecture import Architecture
 from ..kda_decode import layout as kda_layout
+from ..kda_verify import layout as verify_layout
 from ..op import Layout
 
 
@@ -28,6 +29,8 @@ def workload(op: OpContract, tp: int, rows: int, seed: int) -> Workload:
             shard, name, rows, slots=rows + 3 + random.randrange(3), projected_gap=8 * random.randrange(9),
             conv_gap=8 * random.randrange(1, 9), state_gap=4 * random.randrange(1, 9), slots_stride=random.choice((1, 2)),
         )  # fmt: skip
+    if op.op == "kda_verify":
+        return verify_layout.varied_to(op.architecture.kda_shard(tp), name, rows, random)
     return op.at(tp, rows, Layout(random), name)
 
 

@@ -137,6 +137,13 @@ class Kda:
         """One token a request, its state updated in place; `slots` [rows] int32, any stride; out [rows, p] bf16."""
         self._core(projected, weights, cache, slots, None, None, out)
 
+    def several(
+        self, projected: Tensor, weights: CoreWeights, cache: KdaCache, slots: Tensor, starts: Tensor,
+        unaccepted: Tensor, out: Tensor,
+    ) -> None:  # fmt: skip
+        """A verify step; `slots` [requests, 1 + w] int32 with any row stride, the rest as in `Tables`; out [rows, p] bf16."""
+        self._core(projected, weights, cache, slots, starts, unaccepted, out)
+
     def _core(
         self,
         projected: Tensor,

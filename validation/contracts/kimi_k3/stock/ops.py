@@ -108,6 +108,16 @@ def _kda_decode(contract, t: Tensors, axes: Axes, out: Outputs) -> Callable[[], 
     return lambda: kda.single(t["projected"], weights, cache, t["slots"], out["out"])
 
 
+@_binds("kda_verify")
+def _kda_verify(contract, t: Tensors, axes: Axes, out: Outputs) -> Callable[[], None]:
+    kda, slots, device = _kda(contract.architecture, axes["tp"]), t["slots"], t["slots"].device
+    weights = SimpleNamespace(**{name: t[name] for name in ("f_b", "conv_weight", "a_log", "dt_bias", "o_norm")})
+    cache = KdaCache(t["conv_state"], t["recurrent_state"])
+    starts = torch.arange(0, axes["rows"] + 1, axes["tokens"], dtype=torch.int32, device=device)
+    unaccepted = torch.zeros(len(slots), dtype=torch.int32, device=device)
+    return lambda: kda.several(t["projected"], weights, cache, slots, starts, unaccepted, out["out"])
+
+
 @_binds("mla_query")
 def _mla_query(contract, t: Tensors, axes: Axes, out: Outputs) -> Callable[[], None]:
     pieces, pages = mla(contract.architecture, axes["tp"]), paging(t)
