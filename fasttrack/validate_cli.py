@@ -23,7 +23,17 @@ def validate(
     rung: Annotated[
         list[str] | None, typer.Option("--rung", metavar="NAME", help=f"numerics: {_RUNGS}; may be repeated; by default all")
     ] = None,
-    tp: Annotated[str, typer.Option("--tp", metavar="N,...", help="numerics: simulated ranks")] = "1,8,16",
+    tp: Annotated[str, typer.Option("--tp", metavar="N,...", help="numerics: simulated ranks, all units at the first")] = "1,8,16",
+    device: Annotated[
+        str, typer.Option(help="numerics: where the kernels run: auto, cpu (interpreted) or cuda")
+    ] = "auto",
+    layers: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N,...", help="numerics, on a GPU with --tp 8: these layers of the published model at true widths, with "
+            "drawn weights and the kernels of the dispatch tables, in place of the nano model",
+        ),
+    ] = None,
     tokens: Annotated[
         str,
         typer.Option(
@@ -89,6 +99,8 @@ def validate(
     Example: `fasttrack validate kimi_k3 --stage numerics --tokens 64 --plot figures`
 
     Example: `fasttrack validate kimi_k3 --stage numerics --rung teacher_forced --tp 8 --candidate plain:twin`
+
+    Example: `fasttrack validate kimi_k3 --stage numerics --layers 0,1,3 --tp 8`
 
     Example: `fasttrack validate kimi_k3 --stage numerics --faults`
 

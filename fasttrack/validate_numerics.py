@@ -5,16 +5,19 @@ import shutil
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NoReturn
 
 import typer
-
+from fasttrack_validation.contracts.kimi_k3.numerics.weights import WeightsOf
 from fasttrack_validation.errors import UserError
 from fasttrack_validation.numerics.whole_model import faulted
 from fasttrack_validation.numerics.whole_model import stage as ladder
 from fasttrack_validation.numerics.whole_model import verdict as kept
 from fasttrack_validation.numerics.whole_model.checks import Result
+from fasttrack_validation.numerics.whole_model.long_gpu import BLOCK
+from fasttrack_validation.numerics.whole_model.pieces import Job, Say
 from fasttrack_validation.numerics.whole_model.plan import Settings
 from fasttrack_validation.numerics.whole_model.scenario import RungName
 
@@ -36,20 +39,24 @@ def run(model: str, options: Mapping[str, Any]) -> NoReturn:
     if options["fresh"]:
         _clear(out)
     settings = _settings(options)
-    checkpoint = _checkpoint(options["checkpoint"])
+    weights = _weights(options, settings)
     if options["faults"]:
-        _faults(settings, checkpoint, out, options)
-    stage = ladder.Stage(
-        _subject(model, directory, settings, checkpoint), out, checkpoint, _arms(model, directory, settings, checkpoint),
-        jobs=options["jobs"],
+        _faults(settings, weights.checkpoint, out, options)
+    job = Job(
+        subject=_subject(model, directory, settings, weights), out=out.resolve(), weights=weights, threads=options["jobs"],
+        device="cpu" if weights.checkpoint else settings.device, contract=directory.manifest.model.contract,
+        directory=directory.path.resolve(),
     )  # fmt: skip
+    stage = ladder.Stage(job, jobs=options["jobs"])
     with storage.writing(out), _progress(options["as_json"]) as say:
         verdict = stage.run(say)
     _show(verdict, out, options)
 
 
 def _folder(options: Mapping[str, Any]) -> str:
-    return "numerics-faults" if options["faults"] else "numerics-" + options["candidate"].replace(":", "-")
+    if options["faults"]:
+        return "numerics-faults"
+    return "numerics-" + options["candidate"].replace(":", "-") + ("-layers" if options["layers"] else "")
 
 
 def _settings(options: Mapping[str, Any]) -> Settings:
@@ -67,7 +74,8 @@ def _settings(options: Mapping[str, Any]) -> Settings:
     if candidate != "specialised" and not candidate.startswith("plain:"):
         raise UserError(f"there is no candidate {candidate!r}", "write specialised, plain:twin or plain:FAULT")
     return Settings(
-        candidate=candidate, rungs=tuple(rung for rung in RungName if rung in rungs), tps=tps,
+        candidate=candidate, rungs=tuple(rung for rung in RungName if rung in rungs), tps=tps, main_tp=tps[0],
+        device=_device(options),
         **{name: options[name] for name in ("replicas", "seed", "steps", "context")},
         tokens=_count(options["tokens"]),
     )  # fmt: skip
@@ -79,31 +87,56 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def _checkpoint(named: Path | None) -> Path:
+def _device(options: Mapping[str, Any]) -> str:
+    named = options["device"]
+    if named not in ("auto", "cpu", "cuda"):
+        raise UserError(f"--device {named}", "name auto, cpu or cuda")
+    if named == "cpu" or options["candidate"] != "specialised":
+        return "cpu"
+    import torch
+
+    found = torch.cuda.is_available()
+    if named == "cuda" and not found:
+        raise UserError("this process sees no CUDA GPU", "run on a GPU machine, or with --device cpu")
+    if found and options["steps"] > BLOCK and options["steps"] % BLOCK:
+        raise UserError(f"--steps {options['steps']}", f"on a GPU steps are replayed in blocks: name a multiple of {BLOCK}")
+    return "cuda" if found else "cpu"
+
+
+def _weights(options: Mapping[str, Any], settings: Settings) -> WeightsOf:
     from fasttrack_validation.contracts.kimi_k3.numerics import material
 
-    return material.checkpoint(named)
+    if options["layers"] is None:
+        return WeightsOf(checkpoint=material.checkpoint(options["checkpoint"]))
+    if options["checkpoint"] or options["faults"]:
+        raise UserError("--layers draws weights", "leave out --checkpoint and --faults")
+    from fasttrack_validation.contracts.kimi_k3.numerics import published
+
+    if settings.device != "cuda" or settings.tps != (published.TP,):
+        raise UserError(
+            f"layers of true widths on {settings.device} at TP {', '.join(map(str, settings.tps))}",
+            f"they need a GPU, for the specialised path, and --tp {published.TP}",
+        )
+    return WeightsOf(layers=published.checked(options["layers"]), seed=settings.seed)
 
 
-def _subject(model: str, directory: model_dir.ModelDirectory, settings: Settings, checkpoint: Path) -> kept.Subject:
+def _subject(model: str, directory: model_dir.ModelDirectory, settings: Settings, weights: WeightsOf) -> kept.Subject:
     from fasttrack_validation.contracts.kimi_k3.numerics import material
 
     specialised = settings.candidate == "specialised"
     harness = kept.harness_digest()
     return kept.Subject(
-        model=model, checkpoint=material.digest(checkpoint), settings=settings, harness=harness,
+        model=model, checkpoint=material.digest(weights.checkpoint) if weights.checkpoint else weights.canonical_json(),
+        settings=settings, harness=harness, machine=_machine(settings),
         candidate=kept.directory_digest(directory.path) if specialised else harness,
     )  # fmt: skip
 
 
-def _arms(model: str, directory: model_dir.ModelDirectory, settings: Settings, checkpoint: Path):
-    """What gives a specialised path of some TP; None where the candidate is a PyTorch path."""
-    if settings.candidate != "specialised":
-        return None
-    from fasttrack_validation.numerics.whole_model.specialised import Specialised
+def _machine(settings: Settings) -> dict[str, str]:
+    import torch
 
-    contract = directory.manifest.model.contract
-    return lambda tp: Specialised(contract, directory.path, checkpoint, tp)
+    device = torch.cuda.get_device_name() if settings.device == "cuda" else "cpu"
+    return {"device": device, "torch": torch.__version__, "triton": version("triton")}
 
 
 def _clear(out: Path) -> None:
@@ -142,7 +175,7 @@ def _show(verdict: kept.StageVerdict, out: Path, options: Mapping[str, Any]) -> 
 
 
 @contextmanager
-def _progress(quiet: bool) -> Iterator[ladder.Say]:
+def _progress(quiet: bool) -> Iterator[Say]:
     """A line for each unit that runs, on standard error, where that is a terminal; else a line for each that is done."""
     if quiet:
         yield lambda unit, done, of: None

@@ -1,10 +1,17 @@
 """`fasttrack validate --stage numerics`: runs, goes on, computes anew, refuses."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 from fasttrack.cli import run
 
+ROOT = Path(__file__).parents[2]
 SMALL = ["--tokens", "8", "--tp", "1", "--replicas", "2", "--jobs", "1"]
 
 
@@ -42,9 +49,34 @@ def test_an_honest_path_passes_a_rung_and_its_records_give_the_same_verdict_agai
     assert validate("--recompute", "--out", str(home / "out")) == 3
     text = capsys.readouterr().out
     assert "noise (A/A)" in text and "NOT RUN" in text and "Tokens that the candidate changes most" in text
+    # The same command in another place gives the same records to the last bit.
+    assert validate(*wanted[:-len(SMALL) - 1], str(home / "other"), *SMALL, "--json") == 3
+    other = json.loads(capsys.readouterr().out)
+    assert (other["digest"], other["verdict"]["evidence"]) == (first["digest"], first["verdict"]["evidence"])
     # Another setting must not go on with these records.
     assert validate(*wanted, "--seed", "1") == 2
     assert "another subject (settings differ)" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_run_that_is_stopped_leaves_no_process_and_goes_on_to_the_same_verdict(home, capsys):
+    wanted = ["--candidate", "plain:twin", "--rung", "greedy", *SMALL, "--tokens", "120"]
+    out, journal = home / "stopped", home / "stopped" / "greedy-tp1-free.jsonl"
+    command = [sys.executable, "-m", "fasttrack", "validate", "kimi_k3", "--stage", "numerics", *wanted, "--out", str(out)]
+    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True)
+    while process.poll() is None and not (journal.exists() and journal.read_bytes().count(b"\n") >= 4):
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.wait(30) == 3
+    with pytest.raises(ProcessLookupError):
+        for _ in range(100):
+            os.killpg(process.pid, 0)
+            time.sleep(0.1)
+    assert journal.exists() and not (out / "verdict.json").exists()
+    assert validate(*wanted, "--out", str(out), "--json") == 3
+    went_on = json.loads(capsys.readouterr().out)
+    assert validate(*wanted, "--out", str(home / "whole"), "--json") == 3
+    assert json.loads(capsys.readouterr().out)["digest"] == went_on["digest"]
 
 
 @pytest.mark.parametrize(
@@ -52,6 +84,8 @@ def test_an_honest_path_passes_a_rung_and_its_records_give_the_same_verdict_agai
     [
         (["--rung", "sixth"], "the rungs are op, teacher_forced"), (["--tp", "3"], "use 1, 2, 4, 8, 16"),
         (["--tp", "a"], "write --tp 1,8,16"), (["--candidate", "mine"], "write specialised, plain:twin"),
+        (["--device", "tpu"], "name auto, cpu or cuda"), (["--layers", "0,1,3", "--device", "cpu"], "they need a GPU"),
+        (["--layers", "0,1", "--faults"], "leave out --checkpoint and --faults"),
         (["--checkpoint", "/nowhere"], "name the `checkpoint` directory"),
         (["--recompute", "--out", "/nowhere"], "name the --out of one"), (["--recompute", "--faults"], "leave out --faults"),
     ],

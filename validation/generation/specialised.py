@@ -10,16 +10,16 @@ from pathlib import Path as FilePath
 from types import ModuleType
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ..errors import UserError
+from ..numerics.whole_model import cards
+from ..numerics.whole_model.simulated_ranks import Group
 from ..performance.directory import load
 from ..records import digest_files
 from .paths import Backend, Setup
 from .small import small_model
 
-_CARDS = {(9, 0): "h200", (10, 3): "gb300"}
 Step = Callable[[Mapping[str, Tensor]], Tensor]
 """A row's embedding, slots, page_table and lengths -> logits [1, vocabulary]"""
 
@@ -34,7 +34,7 @@ class Specialised:
         self.plain = small_model(setup.model).path(setup.model_copy(update={"backend": Backend.PLAIN}))
         factory, directory = load(setup.directory)
         try:
-            self._step, calls = (_interpreted if setup.device == "cpu" else _on_gpu)(self.plain, factory, directory)
+            self._step, calls = _on_card(self.plain, factory, directory, cards.of(setup.device, factory, directory))
         except ValueError as error:
             what = f"the decode path cannot serve this checkpoint: {error}"
             raise UserError(what, "serve --backend plain") from error
@@ -66,12 +66,10 @@ class Specialised:
         return logits.float()[:, : self.card.vocabulary].cpu().contiguous()
 
 
-def _interpreted(plain: Any, factory: ModuleType, directory: Any) -> tuple[Step, Sequence[Any]]:
+def _on_card(plain: Any, factory: ModuleType, directory: Any, card: cards.Card) -> tuple[Step, Sequence[Any]]:
     """The step of all ranks, and its calls."""
-    from ..numerics.whole_model.simulated_ranks import Group
-
     group = Group(
-        factory, directory, plain.ranks, plain.caches(), pages=plain.state.pages.shape[1], buckets=(1,),
+        factory, directory, plain.ranks, plain.caches(), card=card, pages=plain.state.pages.shape[1], buckets=(1,),
         **plain.kernel_sizes(),
     )  # fmt: skip
     plan = group.plan((1,))
@@ -79,37 +77,6 @@ def _interpreted(plain: Any, factory: ModuleType, directory: Any) -> tuple[Step,
         raise ValueError(f"it leaves a step of one token to the stock path: {plan.why}")
     calls = [call for decoder in group.ranks for call in decoder.executors[1].calls]
     return (lambda row: group.step(plan, **row).logits), calls
-
-
-def _on_gpu(plain: Any, factory: ModuleType, directory: Any) -> tuple[Step, Sequence[Any]]:
-    """The step of one rank, and its calls."""
-    from ..numerics.whole_model.simulated_ranks import resize
-
-    capability = torch.cuda.get_device_capability()
-    if capability not in _CARDS:
-        known = ", ".join(f"{name} ({major}.{minor})" for (major, minor), name in _CARDS.items())
-        raise UserError(
-            f"compute capability {'.'.join(map(str, capability))}; there are kernels for {known}",
-            "serve --backend plain here, or --device cpu",
-        )
-    given, card = plain.kernel_sizes(), _CARDS[capability]
-    resize(directory, given["constants"])
-    environment, plans, decode = (directory.kernel(f"{name}.py") for name in ("environment", "plan", "decode"))
-    hardware, shape = factory.hardware(card), factory.Shape(**given["sizes"])
-    tables = {
-        op: ({"hardware": card, "tp": 1, "rows": [1, 1], "kernel": f"kernels/{op}.py", "config": dict(config),
-              "basis": "modelled"},)
-        for op, config in given["configurations"].items()
-    }  # fmt: skip
-    small = type(directory)((environment.Claim(card, 1, (1, 1), 1),), tables, directory.kernel, directory.sources)
-    here = environment.Environment(card, capability, hardware.multiprocessors, 1, shape)
-    decoder = factory.Decoder(
-        plain.ranks[0], here, small, factory.ServingContext(hardware, directory.sources), shape=shape, buckets=(1,)
-    )
-    (caches,) = plain.caches()
-    decoder.bind(caches, plain.state.pages.shape[1])
-    plan = decoder.plan(plans.Step((1,)))
-    return (lambda row: decoder.run(plan, decode.Inputs(**row))), decoder.executors[1].calls
 
 
 def _sources(directory: FilePath) -> list[FilePath]:

@@ -16,7 +16,7 @@ from ..records import Frozen
 from ..timing.plausibility import Fault, Reading
 from ..timing.session import Replay, differing
 
-Role = Literal["stock", "specialised"]
+Role = Literal["stock", "specialised", "bench"]
 Packed = tuple[str, tuple[int, ...], bytes]
 """A tensor on its way through a pipe: element type, shape, contents"""
 DEADLINE_SECONDS = 600
@@ -41,15 +41,20 @@ class Laid(Frozen):
 class Arm:
     """One path in a process of its own: a context manager, and a `session.Contestant` once a cell is laid out."""
 
-    def __init__(self, role: Role, model: str, directory: Path, *, worker: str = f"{__package__}.arm_worker") -> None:
+    def __init__(
+        self, role: Role, model: str, directory: Path, *, worker: str = f"{__package__}.arm_worker",
+        environment: Mapping[str, str] = {},
+    ) -> None:  # fmt: skip
+        """`environment`: what the process gets beside where programs and drivers lie."""
         self.name, self._model, self._directory, self._worker = role, model, directory, worker
+        self._environment = dict(environment)
         self.slots = 0
 
     def __enter__(self) -> "Arm":
         mine, theirs = socket.socketpair()
         arguments = f"{theirs.fileno()}, {self.name!r}, {self._model!r}, {str(self._directory)!r}"
         code = f"import importlib; importlib.import_module({self._worker!r}).main({arguments})"
-        environment = {name: os.environ[name] for name in _PASSED if name in os.environ}
+        environment = {name: os.environ[name] for name in _PASSED if name in os.environ} | self._environment
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", code], env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,

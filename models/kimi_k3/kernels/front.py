@@ -2,7 +2,8 @@
 
 Of router and latent down-projection a rank has a part of the rows. The weights are packed as one matrix, router | latent
 | gate and up in alternating rows, so that the small ones fill the machine together and pay for one start. A tile may
-hold columns of two results, and stores of each what it has. See linear.py for the product.
+hold columns of two results, and stores of each what it has. Pairs begin at an even column: behind an odd number of others lies
+a row of zeros. See linear.py for the product.
 """
 
 import torch
@@ -24,7 +25,8 @@ def scratch(axes, config):
 
 def prepare(ctx, static, axes, config):
     """packed: router | latent_down | shared_gate_up in pairs, in contiguous tiles."""
-    weight = torch.cat([static.router, static.latent_down, interleaved(static.shared_gate_up)])
+    pairs = interleaved(static.shared_gate_up)
+    weight = torch.cat([static.router, static.latent_down, pairs.new_zeros(_gap(axes), pairs.shape[1]), pairs])
     return {"packed": linear.pack(weight, config)}
 
 
@@ -42,8 +44,12 @@ def _own(axes):
     return EXPERTS // axes["shards"], LATENT // axes["shards"]
 
 
+def _gap(axes):
+    return sum(_own(axes)) % 2
+
+
 def _columns(axes):
-    return sum(_own(axes)) + 2 * axes["shared"]
+    return sum(_own(axes)) + _gap(axes) + 2 * axes["shared"]
 
 
 @triton.jit(do_not_specialize=["x_stride", "rows"])
@@ -61,9 +67,10 @@ def _front(
         tl.store(logits + row * E + n, acc, mask=live & (n < E))
     if (first + BN > E) & (first < E + L):
         tl.store(latent + row * L + (n - E), acc.to(tl.bfloat16), mask=live & (n >= E) & (n < E + L))
-    if first + BN > E + L:
-        S: tl.constexpr = (N - E - L) // 2
+    START: tl.constexpr = (E + L + 1) // 2 * 2
+    if first + BN > START:
+        S: tl.constexpr = (N - START) // 2
         # Tiles begin at even columns, and so does this result.
-        channel = (first - E - L) // 2 + tl.arange(0, BN // 2)[:, None]
+        channel = (first - START) // 2 + tl.arange(0, BN // 2)[:, None]
         value = situ_of_pairs(acc, BN, R)
         tl.store(shared + row * S + channel, value.to(tl.bfloat16), mask=live & (channel >= 0) & (channel < S))

@@ -4,12 +4,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ...records import Frozen
-from . import findings, long_rung, op_rung, side_by_side, stage, tokens
+from . import findings, long_rung, op_rung, pieces, side_by_side, tokens
 from .checks import Result, RungVerdict, Where
 from .plan import Material, Settings, works
 from .runner import UnitRun
 from .scenario import RungName
 from .tokens import ORACLE, STOCK, Header
+from .verdict import LONG_TP
 
 TWIN = "twin"
 
@@ -52,7 +53,7 @@ class FaultTable(Frozen):
 
 def table(
     settings: Settings, checkpoint: Path, out: Path, *, names: Sequence[str] | None = None,
-    say: stage.Say = lambda unit, done, of: None,
+    say: pieces.Say = lambda unit, done, of: None,
 ) -> FaultTable:  # fmt: skip
     """Runs the ladder for the faults `names` (all of them) at the TP of each; units that are there are not run again."""
     from ...contracts.kimi_k3.numerics import material
@@ -78,8 +79,8 @@ def table(
                 cells[name].append(Cell(rung=rung, result=verdict.result, first=verdict.first, text=verdict.text))
     if RungName.LONG_CONTEXT in settings.rungs:
         for name in cells:
-            points = stage.long_points(settings, faults.get(name), say)
-            verdict = long_rung.judged(points, stage.LONG_TP)
+            points = pieces.long_points(settings, faults.get(name), say)
+            verdict = long_rung.judged(points, LONG_TP)
             cells[name].append(Cell(rung=verdict.rung, result=verdict.result, first=verdict.first, text=verdict.text))
     titles = {TWIN: "none: the roundings of fused kernels"} | {name: fault.title for name, fault in faults.items()}
     rows = [
@@ -89,18 +90,18 @@ def table(
     return FaultTable(settings=settings, rows=tuple(rows))
 
 
-def _ops(settings: Settings, paths, faults: Mapping, cells: dict[str, list[Cell]], say: stage.Say) -> None:
+def _ops(settings: Settings, paths, faults: Mapping, cells: dict[str, list[Cell]], say: pieces.Say) -> None:
     """Of every fault the op that it is a mistake in, alone; the twin sits all exams."""
     from ...contracts.kimi_k3.numerics import op_exams
 
     contracts = op_exams.contracts(paths.architecture)
-    exams = stage.op_exams(paths.architecture, 1, settings.seed, op_rung.plainly, lambda n: say("op", n, 0))
+    exams = pieces.op_exams(paths.architecture, 1, settings.seed, op_rung.plainly, lambda n: say("op", n, 0))
     cells[TWIN].append(_cell(op_rung.judged(exams)))
     for name, fault in faults.items():
         if fault.mistake is None:
             continue
         run = op_rung.mistaken(fault.mistake)
-        found = [_sit(contracts[fault.op], fault.tp, settings.seed, run, rows) for rows in stage.OP_ROWS]
+        found = [_sit(contracts[fault.op], fault.tp, settings.seed, run, rows) for rows in pieces.OP_ROWS]
         cells[name].append(_cell(op_rung.judged([exam for each in found for exam in each])))
 
 
@@ -132,7 +133,7 @@ def _unit(work, settings: Settings, paths, here: Sequence[str], material, out: P
     }
     contestants = {ORACLE: paths.oracle(), STOCK: paths.stock(unit.tp), **replicas, **candidates}
     out.mkdir(parents=True, exist_ok=True)
-    run = UnitRun(unit, contestants, stage.batch, out, header, lambda done: say(unit.key, done, 0))
+    run = UnitRun(unit, contestants, pieces.batch, out, header, lambda done: say(unit.key, done, 0))
     return tokens.read(run(work.actions()))
 
 

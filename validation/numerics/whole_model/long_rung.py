@@ -8,7 +8,7 @@ from torch import Tensor
 from ...records import Frozen
 from .calibration import RATIO, largest, typical
 from .checks import Check, Result, RungVerdict, Where
-from .tokens import CANDIDATE
+from .tokens import CANDIDATE, ORACLE
 
 
 class Point(Frozen):
@@ -35,18 +35,30 @@ class Stepping:
             exact = self._oracle.step(projected)
             outs = {name: path.step(projected) for name, path in self._paths.items()}
             if number in self._decades:
-                state = self._oracle.state
-                heads = state.shape[1]
-                found.append(Point(
-                    what="state", at=number,
-                    errors={name: _errors(path.state, state, 2) for name, path in self._paths.items()},
-                ))  # fmt: skip
-                found.append(Point(
-                    what="output", at=number,
-                    errors={n: _errors(o.unflatten(1, (heads, -1)), exact.unflatten(1, (heads, -1)), 2) for n, o in outs.items()},
-                ))  # fmt: skip
+                both = {ORACLE: (self._oracle.state, exact)}
+                both |= {name: (path.state, outs[name]) for name, path in self._paths.items()}
+                found += moved(number, both)
             say(number)
         return found
+
+
+def moved(step: int, paths: Mapping[str, tuple[Tensor, Tensor]]) -> list[Point]:
+    """Points behind `step` steps: path -> state [streams, heads, D, D] and output [streams, heads x D], the oracle's among
+    them."""
+    state, exact = paths[ORACLE]
+    heads = state.shape[1]
+    others = {name: pair for name, pair in paths.items() if name != ORACLE}
+
+    def by_head(out: Tensor) -> Tensor:
+        return out.unflatten(1, (heads, -1))
+
+    return [
+        Point(what="state", at=step, errors={name: _errors(own, state, 2) for name, (own, _) in others.items()}),
+        Point(
+            what="output", at=step,
+            errors={name: _errors(by_head(out), by_head(exact), 2) for name, (_, out) in others.items()},
+        ),
+    ]  # fmt: skip
 
 
 def attended(

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from pydantic import Field
 
@@ -22,7 +23,11 @@ class Settings(Frozen):
     candidate: str = Field(default="specialised", description="specialised, or a PyTorch path: plain:NAME")
     rungs: tuple[RungName, ...] = tuple(RungName)
     tps: tuple[int, ...] = TPS
-    tokens: int = Field(default=64, ge=8, le=1_000_000, description="decoded teacher-forced at TP 1; all else follows")
+    main_tp: int = Field(default=1, description="the one that all units run at; at others a few do")
+    device: Literal["cpu", "cuda"] = Field(default="cpu", description="where the specialised path runs")
+    tokens: int = Field(
+        default=64, ge=8, le=1_000_000, description="decoded teacher-forced at the main TP; all else follows"
+    )
     replicas: int = Field(default=3, ge=2, le=16, description="runs of the stock path again: the noise")
     seed: int = 0
     steps: int = Field(default=1000, ge=1, description="decode steps of the long state")
@@ -54,23 +59,23 @@ def works(settings: Settings, of: Material) -> list[Work]:
         if RungName.TEACHER_FORCED in settings.rungs:
             found.append(_teacher_forced(settings, of, tp))
         if RungName.BATCH_SWEEP in settings.rungs:
-            found += _sweep(settings, of, tp) if tp == 1 else [_batch(settings, of, tp, 3, 2)]
-        if RungName.GREEDY in settings.rungs and tp == 1:
-            found.append(_greedy(settings, of))
+            found += _sweep(settings, of, tp) if tp == settings.main_tp else [_batch(settings, of, tp, 3, 2)]
+        if RungName.GREEDY in settings.rungs and tp == settings.main_tp:
+            found.append(_greedy(settings, of, tp))
     return found
 
 
 def _teacher_forced(settings: Settings, of: Material, tp: int) -> Work:
-    decoded = settings.tokens if tp == 1 else max(settings.tokens // 8, 4)
+    decoded = settings.tokens if tp == settings.main_tp else max(settings.tokens // 8, 4)
     stream = of.stream(PROMPT + decoded + 1, settings.seed)
     unit = Unit(RungName.TEACHER_FORCED, "stream", tp, 1, len(stream) + 1)
     return Work(unit, lambda: scenarios.teacher_forced(stream, PROMPT))
 
 
-def _greedy(settings: Settings, of: Material) -> Work:
+def _greedy(settings: Settings, of: Material, tp: int) -> Work:
     tokens = max(settings.tokens * 3 // 8, 4)
     prompt = of.stream(PROMPT + 1, settings.seed + 100)
-    unit = Unit(RungName.GREEDY, "free", 1, 1, PROMPT + tokens + 2)
+    unit = Unit(RungName.GREEDY, "free", tp, 1, PROMPT + tokens + 2)
     return Work(unit, lambda: scenarios.greedy(prompt, tokens))
 
 

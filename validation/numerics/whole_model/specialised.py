@@ -8,7 +8,9 @@ from typing import Any
 from torch import Tensor
 
 from ...contracts.base import Workload
+from ...contracts.kimi_k3.numerics.weights import WeightsOf
 from ...performance.arm import Arm, packed, unpacked
+from .cards import CPU
 
 
 @dataclass(frozen=True)
@@ -23,17 +25,20 @@ class Seen:
 
 
 class Specialised(Arm):
-    """The decode path of the model directory `directory`, on all `tp` ranks, over a checkpoint. A context manager."""
+    """The decode path of the model directory `directory`, on all `tp` ranks, over some weights. A context manager."""
 
-    def __init__(self, model: str, directory: Path, checkpoint: Path, tp: int) -> None:
-        super().__init__("specialised", model, directory, worker=f"{__package__}.specialised_worker")
-        self._checkpoint, self._tp = checkpoint, tp
+    def __init__(self, model: str, directory: Path, weights: WeightsOf, tp: int, device: str = CPU) -> None:
+        super().__init__(
+            "specialised", model, directory, worker=f"{__package__}.specialised_worker",
+            environment={"TRITON_INTERPRET": "1"} if device == CPU else {},
+        )  # fmt: skip
+        self._weights, self._tp, self._device = weights, tp, device
         self.buckets: Sequence[int] = (1,)
         """Row counts to be prepared at the next `begin`"""
 
     def __enter__(self) -> "Specialised":
         super().__enter__()
-        self._ask("open", checkpoint=str(self._checkpoint), tp=self._tp)
+        self._ask("open", weights=self._weights.model_dump(mode="json"), tp=self._tp, device=self._device)
         return self
 
     def begin(self, requests: int, max_tokens: int, width: int) -> None:
@@ -78,6 +83,11 @@ class Specialised(Arm):
         command = "true_op" if true_widths else "op"
         found = self._ask(command, op=op, at=at.model_dump(mode="json"), inputs=sent)
         return {name: received(tensor) for name, tensor in found.items()}
+
+    def long_state(self, seed: int, tp: int, steps: int, decades: Sequence[int]) -> dict[int, tuple[Tensor, Tensor]]:
+        """See the worker."""
+        found = self._ask("long_state", seed=seed, tp=tp, steps=steps, decades=list(decades))
+        return {step: tuple(received(tensor) for tensor in pair) for step, pair in found.items()}
 
     def launches(self) -> list[str]:
         """Names of the kernels that ran."""

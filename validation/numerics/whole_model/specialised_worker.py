@@ -1,28 +1,28 @@
-"""The specialised path's own process on a CPU: kernels interpreted, what they leave to the stock path run plainly.
+"""The specialised path's own process: kernels on its card, what they leave to the stock path run plainly beside them.
 
-It never holds the oracle. Kernels are interpreted from the moment triton is imported, hence the first lines.
+It never holds the oracle. Without a GPU it is started with TRITON_INTERPRET=1.
 """
 
-import os
 import traceback
+from collections.abc import Mapping, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
 
-os.environ["TRITON_INTERPRET"] = "1"
+import torch
+from torch import Tensor
 
-from multiprocessing.connection import Connection  # noqa: E402
-from pathlib import Path  # noqa: E402
-from typing import Any  # noqa: E402
-
-import torch  # noqa: E402
-
-from ...contracts.base import OpContract, Workload  # noqa: E402
-from ...contracts.kimi_k3.architecture import Architecture  # noqa: E402
-from ...contracts.kimi_k3.numerics import kernel_sizes, op_exams  # noqa: E402
-from ...contracts.kimi_k3.numerics.paths import Paths, Seen  # noqa: E402
-from ...contracts.kimi_k3.step.state import PADDING, Batch  # noqa: E402
-from ...performance.arm import packed  # noqa: E402
-from ...performance.directory import load  # noqa: E402
-from .simulated_ranks import Group, launch_op, resize  # noqa: E402
-from .specialised import received  # noqa: E402
+from ...contracts.base import OpContract, Workload
+from ...contracts.kimi_k3.architecture import Architecture
+from ...contracts.kimi_k3.numerics import kernel_sizes, long_state, op_exams
+from ...contracts.kimi_k3.numerics.paths import Seen, TorchPath
+from ...contracts.kimi_k3.numerics.weights import WeightsOf, paths_of
+from ...contracts.kimi_k3.step.state import PADDING, Batch
+from ...performance.arm import packed
+from ...performance.directory import load
+from . import cards, long_gpu
+from .simulated_ranks import Group, launch_op, resize
+from .specialised import received
 
 
 def main(descriptor: int, role: str, model: str, directory: str) -> None:
@@ -46,10 +46,19 @@ class Worker:
     def __init__(self, directory: Path) -> None:
         self.factory, self.directory = load(directory)
 
-    def do_open(self, checkpoint: str, tp: int) -> None:
-        """Loads weights: every rank's."""
-        self.paths, self.tp = Paths(Path(checkpoint)), tp
-        self.plain = self.paths.stock(tp)
+    def do_open(self, weights: dict[str, Any], tp: int, device: str) -> None:
+        """Names the weights of every rank, which are loaded when requests begin."""
+        self.paths, self.tp, self._plain = paths_of(WeightsOf.model_validate(weights), device), tp, None
+        self.card = cards.of(device, self.factory, self.directory)
+        prepared = self.directory.kernel("executor.py").Prepared
+        self._prepared = [prepared() for _ in range(tp)]
+
+    @property
+    def plain(self) -> TorchPath:
+        """The plain path, whose state the decoders are bound to."""
+        if self._plain is None:
+            self._plain = self.paths.stock(self.tp)
+        return self._plain
 
     def do_begin(self, requests: int, max_tokens: int, width: int, buckets: list[int]) -> None:
         """Empty caches; prepares every bucket on them, and of verify steps of up to `width` tokens those that fit."""
@@ -61,11 +70,18 @@ class Worker:
             for rank in self.plain.state.ranks
         ]
         self.group = Group(
-            self.factory, self.directory, self.paths.shards(self.tp), caches,
+            self.factory, self.directory, self.paths.shards(self.tp), caches, card=self.card,
             pages=self.plain.state.pages.shape[1], buckets=buckets, sizes=kernel_sizes.sizes(of),
-            configurations=kernel_sizes.configurations(of, self.tp), constants=kernel_sizes.constants(of), width=width,
+            constants=kernel_sizes.constants(of), configurations=self._configurations(of, self.tp),
+            width=width, prepared=self._prepared,
         )  # fmt: skip
         self._in_place = False
+
+    def _configurations(self, of: Architecture, tp: int) -> Mapping[str, Mapping[str, Any]] | None:
+        """None at the published widths on a GPU: dispatch tables are about them."""
+        if self.card.device == cards.CUDA and of.hidden_size == Architecture.from_config().hidden_size:
+            return None
+        return kernel_sizes.configurations(of, tp)
 
     def do_prefill(self, **batch: Any) -> dict[str, Any]:
         """By the plain path, as an engine's decode path leaves it to the stock one."""
@@ -79,7 +95,8 @@ class Worker:
         self._in_place = here and not several
         if not here:
             return _sent(self.plain.decode(batch), "stock")
-        weights, counts = self.paths.shards(self.tp), torch.tensor(batch.counts)
+        weights, device = self.paths.shards(self.tp), self.card.device
+        counts = torch.tensor(batch.counts, device=device)
         lengths = [
             (before + 1 + t) * (request != PADDING)
             for before, request, count in zip(state.lengths_of(batch), batch.requests, batch.counts, strict=True)
@@ -87,8 +104,9 @@ class Worker:
         ]  # fmt: skip
         slots = state.slots_of(batch).int()
         left = self.group.step(
-            plan, weights[0].embedding[batch.tokens], slots if several else slots[:, 0],
-            state.pages_of(batch).int().repeat_interleave(counts, 0), torch.tensor(lengths, dtype=torch.int32),
+            plan, weights[0].embedding[batch.tokens.to(device)], slots if several else slots[:, 0],
+            state.pages_of(batch).int().repeat_interleave(counts, 0),
+            torch.tensor(lengths, dtype=torch.int32, device=device),
         )  # fmt: skip
         if several:
             state.offer(batch)
@@ -96,7 +114,9 @@ class Worker:
             layer: logits.sigmoid() + weights[0].layers[layer].mlp.correction_bias
             for layer, logits in left.logits_of_routers.items()
         }
-        return _sent(Seen(left.logits, left.streams, left.chosen, scores), "specialised")
+        top = self.paths.architecture.moe.top_k
+        chosen = {layer: _chosen(values, top) for layer, values in scores.items()} | left.chosen
+        return _sent(Seen(left.logits, left.streams, chosen, scores), "specialised")
 
     def do_commit(self, accepted: list[int], **batch: Any) -> None:
         """A step of one token has moved the committed state itself; of several tokens there are candidates."""
@@ -132,30 +152,50 @@ class Worker:
 
     def do_op(self, op: str, at: dict[str, Any], inputs: dict[str, Any]) -> dict[str, Any]:
         """What one op's kernel makes of one exam's inputs: "name" -> every tensor that it writes."""
-        of = self.paths.architecture
-        contract, workload = op_exams.contracts(of)[op], Workload.model_validate(at)
-        resize(self.directory, kernel_sizes.constants(of))
-        config = kernel_sizes.configurations(of, workload.axes["tp"])[op]
-        return self._launch(contract, workload, inputs, dict(config))
+        return self._op(self.paths.architecture, op, at, inputs)
 
     def do_true_op(self, op: str, at: dict[str, Any], inputs: dict[str, Any]) -> dict[str, Any]:
         """The same at the published widths, whatever this process ran before."""
-        of = Architecture.from_config()
-        contract, workload = op_exams.contracts(of)[op], Workload.model_validate(at)
-        resize(self.directory, kernel_sizes.constants(of))
-        config = kernel_sizes.configurations(of, workload.axes["tp"])[op]
-        return self._launch(contract, workload, inputs, dict(config))
+        return self._op(Architecture.from_config(), op, at, inputs)
 
-    def _launch(
-        self, contract: OpContract, workload: Workload, inputs: dict[str, Any], config: dict[str, Any]
-    ) -> dict[str, Any]:
-        tensors = op_exams.laid(contract, workload, {name: received(tensor) for name, tensor in inputs.items()})
-        launch_op(self.directory.kernel(f"kernels/{contract.op}.py"), contract, workload, tensors, config)
+    def _op(self, of: Architecture, op: str, at: dict[str, Any], inputs: dict[str, Any]) -> dict[str, Any]:
+        contract, workload = op_exams.contracts(of)[op], Workload.model_validate(at)
+        given = {name: received(tensor).to(self.card.device) for name, tensor in inputs.items()}
+        tensors = op_exams.laid(contract, workload, given)
+        self._bound(of, contract, workload, tensors)()
         return {name: packed(tensors[name]) for name in contract.produced}
 
+    def _bound(self, of: Architecture, contract: OpContract, workload: Workload, tensors: Mapping[str, Tensor]):
+        """The launch of an op's kernel, with the configuration of the dispatch table where that is about these widths."""
+        resize(self.directory, kernel_sizes.constants(of))
+        tp, rows = workload.axes["tp"], workload.axes["rows"]
+        configurations = self._configurations(of, tp)
+        if configurations is None:
+            # What a head does, it does in any group: groups that no table is about get the widest one's configuration.
+            known = [entry["tp"] for entry in self.directory.tables[contract.op] if entry["hardware"] == self.card.name]
+            choice = self.directory.choose(contract.op, self.card.name, tp if tp in known else max(known), rows)
+            kernel, config = choice.kernel, dict(choice.config)
+        else:
+            kernel, config = f"kernels/{contract.op}.py", dict(configurations[contract.op])
+        return launch_op(self.directory.kernel(kernel), contract, workload, tensors, config, self.card)
+
+    def do_long_state(self, seed: int, tp: int, steps: int, decades: Sequence[int]) -> dict[int, tuple[Any, Any]]:
+        """Decade -> state and output of the kernel of the recurrence, at the true shape of a head."""
+        of = Architecture.from_config()
+        drift = long_state.Drift(of, tp, seed, self.card.device)
+        contract = op_exams.contracts(of)["kda_decode"]
+        kernel = long_gpu.Kernel(drift, contract, lambda at, tensors: self._bound(of, contract, at, tensors))
+        found = long_gpu.states(drift, {"candidate": kernel}, steps, decades)
+        return {step: tuple(packed(tensor) for tensor in paths["candidate"]) for step, paths in found.items()}
+
     def do_launches(self) -> list[str]:
-        """Kernels that ran, each once."""
-        return sorted(set(self.group.context.launches))
+        """Kernels that ran, each once: of an interpreter by their names, on a GPU the files that launch them."""
+        names = getattr(self.card.context, "launches", None) or self.group.kernels
+        return sorted(set(names))
+
+
+def _chosen(scores: Tensor, top: int) -> Tensor:
+    return scores.sort(dim=-1, descending=True, stable=True).indices[:, :top].sort(-1).values
 
 
 def _batch(sent: dict[str, Any]) -> Batch:

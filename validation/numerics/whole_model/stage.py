@@ -1,203 +1,86 @@
 """The numerics stage in process: runs what is not there yet, keeps all of it, and judges what is kept."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 from ...errors import UserError
-from . import long_rung, op_rung
-from .plan import Material, Settings, Work, works
-from .runner import UnitRun
-from .scenario import Action, RungName
-from .tokens import CANDIDATE, ORACLE, STOCK, Header
-from .verdict import LONG, LONG_TP, MANIFEST, OP, VERDICT, StageVerdict, Subject, judge, subject_of, write, write_lines
-
-OP_ROWS = (1, 3)
-
-
-class Stopped(Exception):
-    """The run was stopped from outside; what is kept stays."""
-
-
-Say = Callable[[str, int, int], None]
-"""(unit, actions done, 0 or all of them)"""
+from .bench import Bench, Stopped
+from .cards import CPU, CUDA
+from .pieces import LONG_PIECE, OPS, Job, Say, plan_material
+from .plan import works
+from .scenario import RungName
+from .verdict import LONG, MANIFEST, OP, VERDICT, StageVerdict, Subject, judge, subject_of, write
 
 
 class Stage:
-    """One run in a directory. `arm` gives a specialised path of a TP, to be entered; None for PyTorch candidates."""
+    """One run in a directory: its pieces side by side, each bench a process of its own."""
 
-    def __init__(
-        self, subject: Subject, out: Path, checkpoint: Path, arm: Callable[[int], Any] | None, *, jobs: int = 1,
-    ) -> None:  # fmt: skip
-        from ...contracts.kimi_k3.numerics import material
-        from ...contracts.kimi_k3.numerics.paths import Paths
+    def __init__(self, job: Job, *, jobs: int = 1) -> None:
+        self.job, self._jobs = job, jobs
+        self._stop = threading.Event()
 
-        self.subject, self.settings, self.out = subject, subject.settings, out
-        self._paths, self._arm, self._jobs = Paths(checkpoint), arm, jobs
-        self._material = material
-        self._lock, self._stop = threading.Lock(), threading.Event()
-        self._idle: dict[int, list[Any]] = {}
-
-    def run(self, say: Say = lambda unit, done, of: None) -> StageVerdict:
+    def run(self, say: Say = lambda piece, done, of: None) -> StageVerdict:
         """Everything that is not there yet; then the verdict, which is written beside the records."""
-        import torch
-
-        self._say = say
-
-        torch.set_num_threads(1)
-        self.out.mkdir(parents=True, exist_ok=True)
-        _claim(self.out, self.subject)
-        of = Material(
-            self._material.streams.stream, self._material.draft_head().propose, self._material.VOCABULARY
-        )
-        todo: list[Callable[[], None]] = [lambda work=work: self._unit(work) for work in works(self.settings, of)]
-        if RungName.OP in self.settings.rungs:
-            todo.append(self._ops)
-        if RungName.LONG_CONTEXT in self.settings.rungs and self._arm is None:
-            todo.append(self._long)
-        with ExitStack() as self._stack, ThreadPoolExecutor(self._jobs) as pool:
-            futures = [pool.submit(task) for task in todo]
+        out = self.job.out
+        out.mkdir(parents=True, exist_ok=True)
+        _claim(out, self.job.subject)
+        lanes = [(benches, deque(pieces)) for benches, pieces in self._lanes() if pieces]
+        failures: list[Exception] = []
+        with ThreadPoolExecutor(sum(benches for benches, _ in lanes) or 1) as pool:
+            futures = [
+                pool.submit(self._work, pieces, say, failures) for benches, pieces in lanes for _ in range(benches)
+            ]
             try:
                 for future in futures:
                     future.result()
             except BaseException:
-                # Units that run now end behind the action that they are at: nothing that is written down is lost.
+                # Processes end, wherever they are: what is written down is gone on with.
                 self._stop.set()
-                pool.shutdown(cancel_futures=True, wait=True)
                 raise
-        verdict = judge(self.out)
-        write(self.out / VERDICT, verdict.canonical_json() + "\n")
+        if failures:
+            raise failures[0]
+        verdict = judge(out)
+        write(out / VERDICT, verdict.canonical_json() + "\n")
         return verdict
 
-    @contextmanager
-    def _arm_of(self, tp: int) -> Iterator[Any]:
-        """A specialised path of this TP that nobody else uses now."""
-        with self._lock:
-            idle = self._idle.setdefault(tp, [])
-            arm = idle.pop() if idle else None
-        if arm is None:
-            entered = self._arm(tp).__enter__()
-            with self._lock:
-                self._stack.callback(entered.__exit__, None, None, None)
-            arm = entered
-        yield arm
-        with self._lock:
-            self._idle[tp].append(arm)
+    def _lanes(self) -> list[tuple[int, list[str]]]:
+        """(processes, pieces that they take in turn) of what is not kept yet."""
+        settings, out = self.job.subject.settings, self.job.out
+        units = [work.unit.key for work in works(settings, plan_material())]
+        units = [key for key in units if not (out / f"{key}.jsonl.gz").exists()]
+        others = []
+        long = settings.candidate != "specialised" or settings.device == CUDA
+        if RungName.LONG_CONTEXT in settings.rungs and long and not (out / LONG).exists():
+            others.append(LONG_PIECE)
+        if RungName.OP in settings.rungs and not (out / OP).exists():
+            others.append(OPS)
+        if self.job.device == CPU:
+            return [(min(self._jobs, len(others + units)), others + units)]
+        # A GPU holds the weights of all paths once. Ops and what is long bring their own.
+        return [(1, units), *((1, [other]) for other in others)]
 
-    def _did(self, unit: str, done: int, of: int = 0) -> None:
-        """Says how far a unit is, and ends it where the run was stopped."""
-        if self._stop.is_set():
-            raise Stopped
-        self._say(unit, done, of)
-
-    def _unit(self, work: Work) -> None:
-        unit = work.unit
-        if (self.out / f"{unit.key}.jsonl.gz").exists():
-            return
-        with ExitStack() as stack:
-            replicas = {f"again-{n}": self._paths.again(unit.tp, n) for n in range(1, self.settings.replicas + 1)}
-            paths = {ORACLE: self._paths.oracle(), STOCK: self._paths.stock(unit.tp), **replicas}
-            if self._arm is None:
-                name = self.settings.candidate.removeprefix("plain:")
-                paths[CANDIDATE] = self._material.plain_candidate(self._paths, name, unit.tp)
-            else:
-                paths[CANDIDATE] = stack.enter_context(self._arm_of(unit.tp))
-                paths[CANDIDATE].buckets = unit.buckets
-            header = Header(
-                unit=unit.key, rung=unit.rung, tp=unit.tp, subject=self.subject.digest(),
-                candidate=self.settings.candidate, replicas=tuple(replicas),
-            )  # fmt: skip
-            UnitRun(unit, paths, batch, self.out, header, lambda done: self._did(unit.key, done))(work.actions())
-        self._say(unit.key, 1, 1)
-
-    def _ops(self) -> None:
-        if (self.out / OP).exists():
-            return
-        exams = []
-        with ExitStack() as stack:
-            for tp in self.settings.tps:
-                run = self._op_runner(stack, tp)
-                exams += op_exams(self._paths.architecture, tp, self.settings.seed, run, lambda n: self._did("op", n))
-        write_lines(self.out / OP, exams)
-        self._say("op", 1, 1)
-
-    def _op_runner(self, stack: ExitStack, tp: int) -> op_rung.Run:
-        if self._arm is not None:
-            arm = stack.enter_context(self._arm_of(tp))
-            return lambda contract, at, inputs: arm.op(contract.op, at, inputs)
-        name = self.settings.candidate.removeprefix("plain:")
-        fault = self._material.faults.FAULTS.get(name)
-
-        def run(contract, at, inputs):
-            if fault and fault.mistake and fault.op == contract.op:
-                return op_rung.mistaken(fault.mistake)(contract, at, inputs)
-            return op_rung.plainly(contract, at, inputs)
-
-        return run
-
-    def _long(self) -> None:
-        if (self.out / LONG).exists():
-            return
-        name = self.settings.candidate.removeprefix("plain:")
-        write_lines(self.out / LONG, long_points(self.settings, self._material.faults.FAULTS.get(name), self._did))
-        self._say("long_context", 1, 1)
+    def _work(self, pieces: deque[str], say: Say, failures: list[Exception]) -> None:
+        """Takes pieces until there are none. What fails does not take with it what runs beside it."""
+        with Bench(self.job) as bench:
+            while pieces and not self._stop.is_set():
+                piece = _next(pieces)
+                try:
+                    if piece is not None:
+                        bench.run(piece, say, self._stop.is_set)
+                except Stopped:
+                    return
+                except Exception as error:
+                    failures.append(error)
+                    bench.restart()
 
 
-def op_exams(architecture: Any, tp: int, seed: int, run: op_rung.Run, say: Callable[[int], None]) -> list[op_rung.Exam]:
-    """Every op of a rank of `tp`, on every distribution, at each of `OP_ROWS`."""
-    from ...contracts.kimi_k3.numerics import op_exams as exams
-
-    found = []
-    for contract in exams.contracts(architecture).values():
-        for rows in OP_ROWS:
-            at = exams.workload(contract, tp, rows, seed + rows)
-            for number, distribution in enumerate(contract.distributions):
-                found.append(op_rung.sit(contract, at, distribution, seed + number, run))
-                say(len(found))
-    return found
-
-
-def long_points(settings: Settings, fault: Any, say: Say) -> list[long_rung.Point]:
-    """State and output by decade of steps, context by position; the candidate is the plain path, or its fault."""
-    from ...contracts.kimi_k3.architecture import Architecture
-    from ...contracts.kimi_k3.numerics import long_state
-    from ...contracts.kimi_k3.numerics.op_exams import contracts
-    from ...contracts.kimi_k3.step.precision import PUBLISHED
-
-    of = Architecture.from_config()
-    drift = long_state.Drift(of, LONG_TP, settings.seed)
-    core = fault.core if fault and fault.core else None
-    again = {f"again-{n}": drift.again(n) for n in range(1, settings.replicas + 1)}
-    own = drift.path(PUBLISHED, core) if core else drift.again(99)
-    paths = {STOCK: drift.plain(), **again, CANDIDATE: own}
-    run = long_rung.Stepping(drift.oracle(), paths, long_state.decades(settings.steps))
-    points = run(drift.projections(settings.steps), lambda step: say("long_context", step, 0))
-    op = contracts(of)["mla_core"]
-    mistake = fault.mistake if fault and fault.op == "mla_core" else None
-    at, inputs, positions = long_state.needles(of, LONG_TP, settings.context, settings.seed)
-    exact = op.oracle(inputs, at)["context"]
-    got = {STOCK: op.plain(inputs, at)["context"]}
-    for number in range(1, settings.replicas + 1):
-        # The same tokens in another order: attention without positions has the same result, summed otherwise.
-        other, values = long_state.reordered(at, inputs, number)
-        got[f"again-{number}"] = op.plain(values, other)["context"]
-    if mistake:
-        got[CANDIDATE] = op.hypotheses[mistake](inputs, at)["context"].bfloat16()
-    else:
-        other, values = long_state.reordered(at, inputs, 99)
-        got[CANDIDATE] = op.plain(values, other)["context"]
-    return points + long_rung.attended(positions, exact, got)
-
-
-def batch(action: Action) -> Any:
-    import torch
-
-    from ...contracts.kimi_k3.step.state import Batch
-
-    return Batch(torch.tensor(action.tokens), action.requests, action.counts)
+def _next(pieces: deque[str]) -> str | None:
+    try:
+        return pieces.popleft()
+    except IndexError:  # another bench took the last one
+        return None
 
 
 def _claim(out: Path, subject: Subject) -> None:

@@ -19,7 +19,7 @@ MANIFEST, VERDICT = "run.json", "verdict.json"
 OP, LONG = "op.jsonl.gz", "long.jsonl.gz"
 LONG_TP = 48
 """Ranks of the group whose one rank the long rung looks at: two heads of true shape"""
-NO_LONG = "a million decode steps of the kernels need a GPU; an interpreter does a few a second"
+NO_LONG = "many decode steps of the kernels need a GPU; an interpreter does a few a second"
 STOPPED = "the run was stopped before: the same command goes on"
 
 
@@ -36,12 +36,14 @@ class Subject(Frozen):
 
     model: str
     checkpoint: str
-    """Digest of its files"""
+    """Digest of its files, or how its weights were drawn"""
     candidate: str
     """Digest of the candidate's sources: of the model directory, or of the PyTorch paths"""
     harness: str
     """Digest of what runs and judges"""
     settings: Settings
+    machine: dict[str, str] = {}
+    """What the specialised path ran on, beside sources: device, torch, triton"""
 
 
 class StageVerdict(Frozen):
@@ -168,12 +170,16 @@ def _missing(subject: Subject, verdicts: list[RungVerdict]) -> Iterator[NotRun]:
             if not any(name == rung for name, _ in ran):
                 yield NotRun(
                     rung=rung, tp=0,
-                    reason=NO_LONG if subject.settings.candidate == "specialised" else STOPPED,
+                    reason=NO_LONG if _interpreted(subject.settings) else STOPPED,
                 )  # fmt: skip
         else:
-            for tp in subject.settings.tps if rung is not RungName.GREEDY else (1,):
+            for tp in subject.settings.tps if rung is not RungName.GREEDY else (subject.settings.main_tp,):
                 if (rung, tp) not in ran:
                     yield NotRun(rung=rung, tp=tp, reason=STOPPED)
+
+
+def _interpreted(settings: Settings) -> bool:
+    return settings.candidate == "specialised" and settings.device == "cpu"
 
 
 def _order(rung: str, tp: int) -> tuple[int, int]:

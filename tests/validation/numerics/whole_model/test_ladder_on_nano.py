@@ -7,7 +7,7 @@ from fasttrack_validation.contracts.kimi_k3.numerics.faults import FAULTS
 from fasttrack_validation.contracts.kimi_k3.numerics.paths import Paths
 from fasttrack_validation.contracts.kimi_k3.architecture import Architecture
 from fasttrack_validation.contracts.kimi_k3.step.state import Batch
-from fasttrack_validation.numerics.whole_model import findings, long_rung, op_rung, scenarios, side_by_side, stage, tokens
+from fasttrack_validation.numerics.whole_model import findings, long_rung, op_rung, pieces, scenarios, side_by_side, tokens
 from fasttrack_validation.numerics.whole_model.findings import Result
 from fasttrack_validation.numerics.whole_model.plan import Settings
 from fasttrack_validation.numerics.whole_model.runner import UnitRun
@@ -28,7 +28,7 @@ def held(paths, tmp_path, names, actions, *, requests=1, width=1):
     header = tokens.Header(
         unit=unit.key, rung=unit.rung, tp=1, subject="s", candidate="several", replicas=("again-1", "again-2")
     )
-    records = tokens.read(UnitRun(unit, contestants, stage.batch, tmp_path, header)(actions))
+    records = tokens.read(UnitRun(unit, contestants, pieces.batch, tmp_path, header)(actions))
     return {name: findings.judged([side_by_side.only(records, name)]) for name in names}
 
 
@@ -70,7 +70,7 @@ def test_the_op_rung_finds_what_an_op_can_do_wrong(paths, name):
     decisions = {}
     for run in (op_rung.mistaken(fault.mistake), op_rung.plainly):
         exams = []
-        for rows in stage.OP_ROWS:
+        for rows in pieces.OP_ROWS:
             at = op_exams.workload(contract, fault.tp, rows, rows)
             exams += [op_rung.sit(contract, at, line, number, run) for number, line in enumerate(contract.distributions)]
         decisions[run] = op_rung.judged(exams)
@@ -82,9 +82,9 @@ def test_the_op_rung_finds_what_an_op_can_do_wrong(paths, name):
 @pytest.mark.parametrize(("name", "result"), [(None, Result.PASS), ("decay_bf16", Result.FAIL), ("beta_bf16", Result.FAIL)])
 def test_the_long_state_tells_a_narrow_decay_from_noise(name, result):
     settings = Settings(candidate="plain:twin", steps=30, context=256, replicas=2)
-    points = stage.long_points(settings, FAULTS.get(name), lambda unit, done, of: None)
+    points = pieces.long_points(settings, FAULTS.get(name), lambda unit, done, of: None)
     assert {point.at for point in points if point.what == "state"} == {1, 10, 30}
-    assert long_rung.judged(points, stage.LONG_TP).result is result
+    assert long_rung.judged(points, pieces.LONG_TP).result is result
 
 
 def test_a_token_that_is_looked_for_far_back_is_found_there():
@@ -117,6 +117,16 @@ def test_draft_proposals_are_accepted_now_and_then():
         for i in range(40, 300)
     ]  # fmt: skip
     assert 0.1 < sum(kept) / len(kept) < 6 and {0, 1, 2} <= set(kept)
+
+
+def test_tensors_are_laid_where_the_inputs_are(paths):
+    """On a GPU in earnest; here on torch's device without memory."""
+    contract = op_exams.contracts(paths.architecture)["kda_decode"]
+    at = op_exams.workload(contract, 2, 3, 0)
+    inputs = {name: tensor.to("meta") for name, tensor in contract.make_inputs(at, "typical", 0).items()}
+    found = op_exams.laid(contract, at, inputs)
+    assert {tensor.device.type for tensor in found.values()} == {"meta"}
+    assert {spec.name: spec.strides for spec in contract.tensors(at)} == {name: t.stride() for name, t in found.items()}
 
 
 def test_configurations_split_over_all_ranks(paths):

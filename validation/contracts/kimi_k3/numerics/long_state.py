@@ -38,25 +38,33 @@ class Drift:
     architecture: Architecture
     tp: int
     seed: int = 0
+    device: str = "cpu"
 
     @cached_property
     def static(self) -> dict[str, Tensor]:
         """Weights whose decays reach from one token to many thousands."""
         shard, random = self.architecture.kda_shard(self.tp), Generator().manual_seed(self.seed)
         p = shard.channels
-        return {
+        drawn = {
             "f_b": (torch.randn(p, shard.gate_rank, generator=random) * shard.gate_rank**-0.5 * 0.5).bfloat16(),
             "conv_weight": 0.5 * torch.randn(3 * p, shard.conv_width, generator=random),
             "a_log": (1 + 3 * torch.rand(shard.heads, generator=random)).log(),
             "dt_bias": -8 * torch.rand(p, generator=random),
             "o_norm": (0.5 + torch.rand(shard.head_dim, generator=random)).bfloat16(),
         }
+        return {name: tensor.to(self.device) for name, tensor in drawn.items()}
 
     def projections(self, steps: int) -> Iterator[Tensor]:
         """[streams, projected width] bfloat16 of each step."""
         width, random = self.architecture.kda_shard(self.tp).projection_rows, Generator().manual_seed(self.seed + 1)
         for _ in range(steps):
             yield torch.randn(STREAMS, width, generator=random).bfloat16()
+
+    def block(self, number: int, steps: int) -> Tensor:
+        """[steps, streams, projected width] bfloat16: the same numbers whoever draws them on this device."""
+        width = self.architecture.kda_shard(self.tp).projection_rows
+        random = Generator(self.device).manual_seed(2**32 * (self.seed + 1) + number)
+        return torch.randn(steps, STREAMS, width, generator=random, device=self.device).bfloat16()
 
     def path(self, precision: Precision, core: type[Core] = Core) -> "Recurrence":
         """The oracle's, the plain path's, or a fault's recurrence."""
@@ -81,9 +89,12 @@ class Recurrence:
     def __init__(self, core: Core, precision: Precision, static: Mapping[str, Tensor]) -> None:
         self.core, self.precision = core, precision
         shard = core.shard
-        self.window = torch.zeros(STREAMS, shard.conv_width - 1, 3 * shard.channels, dtype=precision.storage)
+        device = static["f_b"].device
+        self.window = torch.zeros(
+            STREAMS, shard.conv_width - 1, 3 * shard.channels, dtype=precision.storage, device=device
+        )
         self.state = torch.zeros(
-            STREAMS, shard.heads, shard.head_dim, shard.head_dim, dtype=precision.recurrent_state
+            STREAMS, shard.heads, shard.head_dim, shard.head_dim, dtype=precision.recurrent_state, device=device
         )
         self._static = {name: precision.wide(tensor) for name, tensor in static.items()}
 
@@ -107,7 +118,8 @@ class Shuffled(Recurrence):
 
     def __init__(self, core: Core, precision: Precision, static: Mapping[str, Tensor], seed: int) -> None:
         super().__init__(core, precision, static)
-        self._order = torch.randperm(core.shard.head_dim, generator=Generator().manual_seed(seed))
+        order = torch.randperm(core.shard.head_dim, generator=Generator().manual_seed(seed))
+        self._order = order.to(static["f_b"].device)
         self._back = self._order.argsort()
 
     def recurrence(self, step: Step) -> tuple[Tensor, Tensor]:

@@ -44,13 +44,13 @@ class Observed(Model):
 
     def moe(self, y: Tensor, ranks: Sequence[MoeWeights]) -> Tensor:
         """As step/moe.py, in overridable parts."""
-        first, precision, of = ranks[0], self.precision, self.architecture
+        first, precision = ranks[0], self.precision
         logits = self.router_logits(y, first.router)
         ids, weights = self.choose(logits, first.correction_bias)
         self.scores[self.number] = logits.sigmoid() + precision.wide(first.correction_bias)
         self.chosen[self.number] = ids.sort(-1).values
         latent = precision.linear(y, first.latent_down)
-        routed = [experts(latent, ids, weights, rank, of.situ, precision) for rank in ranks]
+        routed = [self.experts(latent, ids, weights, rank) for rank in ranks]
         normed = self.latent_norm(routed, first.latent_norm)
         shared = [self.shared(y, rank) for rank in ranks]
         return precision.round(precision.linear(normed, first.latent_up) + precision.all_reduce(shared))
@@ -62,6 +62,10 @@ class Observed(Model):
     def choose(self, logits: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
         """See step/router.py."""
         return choose(logits, bias, self.architecture.moe, self.precision)
+
+    def experts(self, latent: Tensor, ids: Tensor, weights: Tensor, rank: MoeWeights) -> Tensor:
+        """See step/moe.py: one rank's partial sum."""
+        return experts(latent, ids, weights, rank, self.architecture.situ, self.precision)
 
     def shared(self, y: Tensor, weights: MoeWeights) -> Tensor:
         """One rank's share of the shared expert."""

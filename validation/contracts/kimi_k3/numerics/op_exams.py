@@ -35,12 +35,12 @@ def workload(op: OpContract, tp: int, rows: int, seed: int) -> Workload:
 
 
 def laid(op: OpContract, at: Workload, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Inputs with the strides of `at`, NaN between rows and pages; outputs full of NaN."""
-    found = {}
+    """Inputs with the strides of `at`, NaN between rows and pages; outputs full of NaN. Where the inputs are."""
+    found, (device, *_) = {}, {tensor.device for tensor in inputs.values()}
     for spec in op.tensors(at):
         dtype = torch_dtype(spec.dtype)
         poison = float("nan") if dtype.is_floating_point else 0
-        storage = torch.full((max(spec.storage_elements, 1),), poison, dtype=torch.float32).to(dtype)
+        storage = torch.full((max(spec.storage_elements, 1),), poison, dtype=torch.float32, device=device).to(dtype)
         found[spec.name] = storage.as_strided(spec.shape, spec.strides)
         if spec.role is not TensorRole.OUTPUT:
             found[spec.name].copy_(inputs[spec.name])

@@ -1,7 +1,7 @@
 """A path over whole requests: prefill, decode, acceptance, release, and its whole state on disk."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ..layer_weights import ModelWeights, Shard
+from ..nano.devices import moved
 from ..step.precision import EXACT, PUBLISHED, Precision
 from ..step.state import Batch, KdaCache, State
 from ..step.unpack import unpack
@@ -19,12 +20,14 @@ from .observed import Observed
 from .reordered import Reordered
 
 PAGE = 16
+CHUNKS = (8, 12, 32)
+"""Tokens of a chunk of the recurrence, of the plain path run again; 16 by default"""
 Build = Callable[[Checkpoint, Sequence[ModelWeights], Precision], Observed]
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What one step left, row by row."""
+    """What one step left, row by row, on the CPU."""
 
     logits: Tensor
     """[rows, vocabulary]"""
@@ -50,11 +53,15 @@ class TorchPath:
 
     def prefill(self, batch: Batch) -> Seen:
         """All rows are committed."""
-        return self._seen(self.model.prefill(batch, self.state, chunk=self._chunk))
+        return self._seen(self.model.prefill(self._placed(batch), self.state, chunk=self._chunk))
 
     def decode(self, batch: Batch) -> Seen:
         """One step; `commit` follows."""
-        return self._seen(self.model.decode(batch, self.state))
+        return self._seen(self.model.decode(self._placed(batch), self.state))
+
+    def _placed(self, batch: Batch) -> Batch:
+        """The batch where the weights are."""
+        return replace(batch, tokens=batch.tokens.to(self.model.ranks[0].embedding.device))
 
     def commit(self, batch: Batch, accepted: Sequence[int]) -> None:
         """Keeps the first `accepted` tokens of each request."""
@@ -83,7 +90,7 @@ class TorchPath:
                 found[f"{layer}.recurrent_state"] = torch.cat([c.recurrent[slot] for c in caches]).double()
             elif length:
                 found[f"{layer}.cache"] = caches[0].read(state.pages[request], length).double()
-        return found
+        return {name: tensor.cpu() for name, tensor in found.items()}
 
     def null_pages(self) -> tuple[str, ...]:
         """Pools whose null page, which nobody owns, holds anything but the zeros it began with."""
@@ -115,7 +122,10 @@ class TorchPath:
         state.candidates = {int(request): int(count) for request, count in found["candidates"].tolist()}
 
     def _seen(self, logits: Tensor) -> Seen:
-        return Seen(logits, torch.stack(self.model.streams), dict(self.model.chosen), dict(self.model.scores))
+        chosen, scores = (
+            {layer: found.cpu() for layer, found in kept.items()} for kept in (self.model.chosen, self.model.scores)
+        )
+        return Seen(logits.cpu(), torch.stack(self.model.streams).cpu(), chosen, scores)
 
 
 def _pools(state: State):
@@ -128,8 +138,8 @@ def _pools(state: State):
 class Paths:
     """The paths over one checkpoint; weights are loaded once for each TP and arithmetic."""
 
-    def __init__(self, directory: Path) -> None:
-        self.checkpoint = Checkpoint(directory)
+    def __init__(self, directory: Path, device: str = "cpu") -> None:
+        self.checkpoint, self.device = Checkpoint(directory), device
         self.architecture = self.checkpoint.architecture
         self.shards = lru_cache(None)(self._shards)
         self._unpacked = lru_cache(None)(self._unpack)
@@ -145,14 +155,14 @@ class Paths:
     def again(self, tp: int, seed: int) -> TorchPath:
         """The plain path in another order of sums and another cut of the prefill."""
         model = Observed(self.architecture, self._unpacked(tp, PUBLISHED), Reordered(seed=seed))
-        return TorchPath(model, chunk=(8, 12, 32)[seed % 3])
+        return TorchPath(model, chunk=CHUNKS[seed % len(CHUNKS)])
 
     def variant(self, tp: int, model: type[Observed], precision: Precision = PUBLISHED) -> Observed:
         """Another model over the plain path's weights."""
         return model(self.architecture, self._unpacked(tp, PUBLISHED), precision)
 
     def _shards(self, tp: int) -> tuple[ModelWeights, ...]:
-        return tuple(load_model(self.checkpoint, Shard(tp, rank)) for rank in range(tp))
+        return tuple(moved(load_model(self.checkpoint, Shard(tp, rank)), self.device) for rank in range(tp))
 
     def _unpack(self, tp: int, precision: Precision) -> tuple[ModelWeights, ...]:
         return tuple(unpack(weights, precision) for weights in self.shards(tp))

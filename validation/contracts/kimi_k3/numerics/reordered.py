@@ -1,6 +1,6 @@
 """The plain path again with its sums in another order: the noise that two runs of one path differ by (A/A)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -25,14 +25,21 @@ class Reordered(Precision):
 
     def linear(self, x: Tensor, weight: Tensor) -> Tensor:
         """See `Precision`: accumulated in the arithmetic type, rounded once."""
-        random = Random(f"{self.seed} {tuple(weight.shape)}")
+        return self._sliced(F.linear, x, weight)
+
+    def products(self, x: Tensor, matrices: Tensor) -> Tensor:
+        """The same with a matrix a row: x [n, K] by matrices [n, N, K]."""
+        return self._sliced(lambda part, matrix: (matrix @ part[..., None])[..., 0], x, matrices)
+
+    def _sliced(self, product: Callable[[Tensor, Tensor], Tensor], x: Tensor, weight: Tensor) -> Tensor:
+        random = Random(f"{self.seed} {tuple(weight.shape[-2:])}")
         shift, count = random.randrange(x.shape[-1]), random.choice(_SLICES)
         both = (t.roll(shift, -1).chunk(count, -1) for t in (x, self.wide(weight)))
         slices = list(zip(*both, strict=True))
         random.shuffle(slices)
-        total = F.linear(*slices[0])
+        total = product(*slices[0])
         for part in slices[1:]:
-            total = total + F.linear(*part)
+            total = total + product(*part)
         return self.round(total)
 
     def all_reduce(self, partials: Sequence[Tensor]) -> Tensor:

@@ -1,0 +1,44 @@
+"""A process that carries out pieces of a run, one after the other, and says how far it is. It ends with who started it."""
+
+import os
+import signal
+import threading
+import traceback
+from multiprocessing.connection import Connection
+
+import torch
+
+from ...errors import UserError
+from .pieces import Job, Pieces
+
+
+def main(descriptor: int, role: str, model: str, directory: str) -> None:
+    """Answers "open", then any number of "run", until the connection closes: any number of ("did", piece, actions, all),
+    then ("ok",), ("wrong", what, how) or ("error", text)."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for who started this process
+    torch.set_num_threads(1)
+    parent, pipe, pieces, lock = os.getppid(), Connection(descriptor), None, threading.Lock()
+
+    def say(piece: str, done: int, of: int) -> None:
+        if os.getppid() != parent:
+            os._exit(1)  # nobody reads any more; what is written down is whole
+        with lock:  # oracles of ops run in threads
+            pipe.send(("did", piece, done, of))
+
+    while True:
+        try:
+            command, arguments = pipe.recv()
+        except EOFError:
+            break
+        try:
+            if command == "open":
+                pieces = Pieces(Job.model_validate(arguments["job"])).__enter__()
+            else:
+                pieces.run(arguments["piece"], say)
+            pipe.send(("ok",))
+        except UserError as error:
+            pipe.send(("wrong", error.what, error.how))
+        except Exception as error:  # the caller decides what it means, so it gets the whole story
+            pipe.send(("error", f"{error}\n{traceback.format_exc()}"))
+    if pieces is not None:
+        pieces.__exit__(None, None, None)
