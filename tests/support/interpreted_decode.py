@@ -105,8 +105,8 @@ def faults(of) -> dict:
 
 what = sys.argv[1]
 if what == "faults":
-    print(json.dumps(faults(decoded.tiny())))
+    print(json.dumps(faults(decoded.tiny(narrower=4))))
 elif what == "nano":
     print(json.dumps(tp(1, k3_weights.nano(), 1, 1, (2,))))
 else:
-    print(json.dumps(tp(int(what[2:]), decoded.tiny(), 2, 3 if what == "tp1" else 1, (4,))))
+    print(json.dumps(tp(int(what[2:]), decoded.tiny(narrower=4), 2, 3 if what == "tp1" else 1, (4,))))
