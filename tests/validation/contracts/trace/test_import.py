@@ -101,7 +101,8 @@ def test_a_row_is_redrawn_alone(norm):
 def test_the_judge_tells_kernels_apart(norm):
     kernel = trace_files.RMSNORM_KERNEL
     wrong = {
-        "numerics.median": replaced(kernel, " + 1e-6", ""),
+        # Epsilon shows in rows scaled down far enough: where they are less than half, the maximum tells, not the median.
+        "numerics.": replaced(kernel, " + 1e-6", ""),
         "neighbour.dependence": replaced(
             # Pairs of rows are exchanged, so that whichever row is redrawn another one notices.
             kernel, "(x + row * N + at)", "(x + tl.minimum(row ^ 1, tl.num_programs(0) - 1) * N + at)"
@@ -113,7 +114,7 @@ def test_the_judge_tells_kernels_apart(norm):
         assert accepted.contract_digest == norm.digest("rmsnorm_h256")
         for reason, text in wrong.items():
             verdict = judge.screen(candidate(text, "rmsnorm_h256"))
-            assert (verdict.status, verdict.reason) == (Status.REJECTED, reason), verdict.message
+            assert verdict.status is Status.REJECTED and verdict.reason.startswith(reason), verdict.message
 
 
 @pytest.mark.slow
