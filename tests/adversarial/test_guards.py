@@ -27,7 +27,7 @@ HERE = Path(__file__).parent
 
 
 @pytest.fixture(scope="module")
-def bench(tmp_path_factory):
+def bench(tmp_path_factory, kept_sandboxes):
     with judges(tmp_path_factory.mktemp("kernels")) as made:
         yield made
 

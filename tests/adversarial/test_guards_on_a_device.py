@@ -24,13 +24,13 @@ from fasttrack_validation.judge.verdict import Status
 
 
 @pytest.fixture(scope="module")
-def record(tmp_path_factory):
+def record(tmp_path_factory, kept_sandboxes):
     with Judge(model_of(Toy()), cache=tmp_path_factory.mktemp("kernels"), device="cpu") as recorder:
         return recorder.record(candidate(KERNEL, "accumulate"))
 
 
 @pytest.fixture(scope="module")
-def judge():
+def judge(kept_sandboxes):
     with Device("fake", run_seconds=5.0) as fake, Judge(model_of(Toy()), device=fake, timed=False) as judge:
         yield judge
 

@@ -179,7 +179,7 @@ def launch(ctx, buffers, axes, config):
 
 
 @pytest.fixture(scope="module")
-def judge(tmp_path_factory):
+def judge(tmp_path_factory, kept_sandboxes):
     architecture = Architecture.from_config(NANO)
     # One TP: what is fused is the same at each.
     ops = {name: op_exam.nano(name, tp=(16,)) for name in "+".join((MIX, NORM, ROUTED)).split("+")}

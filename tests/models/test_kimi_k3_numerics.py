@@ -39,8 +39,8 @@ OTHER = {
 
 
 @pytest.fixture(scope="module")
-def judge():
-    with Judge(MODEL, concurrency=1) as judge:
+def judge(kept_sandboxes):
+    with Judge(MODEL) as judge:
         yield judge
 
 

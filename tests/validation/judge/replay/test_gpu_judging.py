@@ -16,7 +16,7 @@ from fasttrack_validation.judge.verdict import Outcome, Status
 
 
 @pytest.fixture(scope="module")
-def record(tmp_path_factory):
+def record(tmp_path_factory, kept_sandboxes):
     folder = tmp_path_factory.mktemp("record")
     with Judge(model_of(Toy()), cache=folder / "kernels", device="cpu") as judge:
         pack_file.write(judge.record(candidate(KERNEL, "accumulate"), unseen=2), folder / "toy.pack")
@@ -24,7 +24,7 @@ def record(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def shared():
+def shared(kept_sandboxes):
     """A judge whose device replaces its worker after each fault."""
     with Device("fake", run_seconds=5.0) as fake, Judge(model_of(Toy()), device=fake) as judge:
         yield judge
