@@ -10,7 +10,7 @@ SLOW = 10
 
 
 def pytest_collection_modifyitems(items):
-    """The longest files first: one that a worker begins last keeps the run from ending while the others have nothing."""
+    """The longest files first: one that is begun last keeps the run from ending while other workers have nothing."""
     weight = Counter()
     for item in items:
         weight[item.path] += SLOW if item.get_closest_marker("slow") else 1

@@ -1,4 +1,4 @@
-"""One sandbox of a kind for all judges of a test process: a start takes two seconds, and no job leaves anything in one."""
+"""One sandbox of a kind for all judges of a test process: a start takes two seconds, and jobs leave nothing in it."""
 
 from contextlib import ExitStack
 
@@ -6,7 +6,7 @@ from fasttrack_validation.sandbox import Sandbox
 
 
 class Kept:
-    """Gives out sandboxes as `Sandbox(...)` does; who closes one leaves it running for the next who asks for its like."""
+    """Gives out sandboxes as `Sandbox(...)` does; one that is closed goes on running for whoever asks for its like."""
 
     def __init__(self, stack: ExitStack) -> None:
         self._stack, self._made = stack, {}
