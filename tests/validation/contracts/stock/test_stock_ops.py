@@ -10,6 +10,7 @@ import op_exam
 import pytest
 import stock_parts
 import torch
+from long_tests import long
 
 from fasttrack_validation.contracts.base import TensorRole
 from fasttrack_validation.contracts.kimi_k3 import graph as op_graph
@@ -70,8 +71,9 @@ JOINED = (
 
 
 @pytest.mark.slow
-def test_an_interpreted_stock_path_passes_the_exam_of_a_part():
-    assert interpreted("joined", *JOINED) == {}
+@pytest.mark.parametrize("parts", [("o_proj_residual+attn_res_norm",), pytest.param(JOINED, marks=long)], ids=len)
+def test_an_interpreted_stock_path_passes_the_exam_of_a_part(parts):
+    assert interpreted("joined", *parts) == {}
 
 
 @pytest.mark.gpu
