@@ -13,9 +13,11 @@ INSTALLED := $(VENV)/.installed
 propose: $(INSTALLED)
 	$(VENV)/bin/fasttrack propose $(MODEL) --op $(OP) $(ARGS)
 
-# One thread a worker, and one worker more than cores: each waits a third of its time for processes of its own.
+# One thread a worker, and one worker more than cores: each waits a third of its time for processes of its own. Files go
+# to workers in the order of tests/conftest.py: the longest first.
 test: $(INSTALLED)
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n $$(($$(getconf _NPROCESSORS_ONLN) + 1)) --dist loadfile $(ARGS)
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n $$(($$(getconf _NPROCESSORS_ONLN) + 1)) \
+	  --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # The stamp comes last, so an install that was cut off is done again.
 $(INSTALLED): pyproject.toml constraints.txt

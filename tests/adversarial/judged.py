@@ -55,6 +55,11 @@ def judges(cache: Path) -> Iterator[Judges]:
         yield Judges(stack, cache)
 
 
+def stop_soon(patch: pytest.MonkeyPatch) -> None:
+    """For samples that never end: they spin until they are stopped, on each of the machine's cores."""
+    patch.setattr(judging_module, "INTERPRETER_LIMITS", Limits(wall_seconds=2, memory_bytes=8 << 30))
+
+
 def skip_compiling(patch: pytest.MonkeyPatch) -> None:
     """Lets every kernel pass the compile stage unread, and models no time: most of a toy verdict's seconds."""
 

@@ -17,7 +17,7 @@ def compiler():
 
 
 @pytest.fixture(scope="module")
-def judge(compiler, tmp_path_factory):
+def judge(compiler, tmp_path_factory, kept_sandboxes):
     with Judge(model_of(Toy()), cache=tmp_path_factory.mktemp("kernels"), device="cpu") as made:
         yield made
 

@@ -1,5 +1,7 @@
 """With its guard switched off an exploit is accepted: each sample really depends on the guard that it names.
 
+That it is rejected with its guard on is in test_exploits.py.
+
 And the exam itself is held to account: a contract that would pass trivial answers rules nothing.
 """
 
@@ -25,7 +27,7 @@ HERE = Path(__file__).parent
 
 
 @pytest.fixture(scope="module")
-def bench(tmp_path_factory):
+def bench(tmp_path_factory, kept_sandboxes):
     with judges(tmp_path_factory.mktemp("kernels")) as made:
         yield made
 
@@ -45,11 +47,17 @@ def test_without_its_guard_the_exploit_is_accepted(bench, guard, monkeypatch):
     assert found.status is Status.ACCEPTED, (GUARDED[guard], found.reason, found.message)
 
 
-@pytest.mark.parametrize("guard", SWITCHES)
-def test_with_its_guard_it_is_not(bench, guard, monkeypatch):
-    skip_compiling(monkeypatch)
-    found = bench.on(SAMPLES[GUARDED[guard]])
-    assert found.status is Status.REJECTED and SAMPLES[GUARDED[guard]].for_its_reason(found.reason)
+@pytest.fixture
+def of(bench, monkeypatch):
+    """The toy's judge, as if it had been started for another exam of the same op."""
+
+    def made(contract):
+        judge = bench.judge("accumulate")
+        monkeypatch.setattr(judge, "model", model_of(contract))
+        monkeypatch.setattr(judge, "_sane", {})
+        return judge
+
+    return made
 
 
 class Lax(Toy):
@@ -60,32 +68,30 @@ class Lax(Toy):
         return tuple(c.model_copy(update={"floor": 1e9}) for c in super().comparisons)
 
 
-def test_without_task_sanity_zeros_are_accepted_by_a_lax_contract(monkeypatch):
+def test_without_task_sanity_zeros_are_accepted_by_a_lax_contract(of, monkeypatch):
     """C12."""
     skip_compiling(monkeypatch)
     zeros = candidate(SAMPLES["constant inside the tolerance"].text, "accumulate")
-    with Judge(model_of(Lax())) as lax:
-        found = lax.screen(zeros)
+    found = of(Lax()).screen(zeros)
     assert (found.status, found.reason) == (Status.INVALID, "task.insane")
     sane = CheckResult(check="C12", title="", outcome=Outcome.PASS)
     monkeypatch.setattr(judging_module, "check_task", lambda *arguments: sane)
-    with Judge(model_of(Lax())) as lax:
-        assert lax.screen(zeros).status is Status.ACCEPTED
+    assert of(Lax()).screen(zeros).status is Status.ACCEPTED
 
 
-def test_without_the_seal_a_judge_that_was_edited_accepts(monkeypatch):
+def test_without_the_seal_a_judge_that_was_edited_accepts(bench, monkeypatch):
     """C17. The comparator's file is edited while the judge is at work, and the edit takes effect."""
     skip_compiling(monkeypatch)
     wrong = candidate(SAMPLES["constant inside the tolerance"].text, "accumulate")
     files = digests.package_files() | {"numerics/calibrate.py": b""}
-    with Judge(model_of(Toy())) as judge:
-        assert judge.screen(wrong).status is Status.REJECTED
-        monkeypatch.setattr(digests, "package_files", lambda: files)
-        SWITCHES["numerics"](monkeypatch)
-        found = judge.screen(wrong)
-        assert (found.status, found.reason) == (Status.INVALID, "judge.changed")
-        monkeypatch.setattr(Ruling, "seal", lambda self, before, after: self.pass_stage("C17"))
-        assert judge.screen(wrong).status is Status.ACCEPTED
+    judge = bench.judge("accumulate")
+    assert judge.screen(wrong).status is Status.REJECTED
+    monkeypatch.setattr(digests, "package_files", lambda: files)
+    SWITCHES["numerics"](monkeypatch)
+    found = judge.screen(wrong)
+    assert (found.status, found.reason) == (Status.INVALID, "judge.changed")
+    monkeypatch.setattr(Ruling, "seal", lambda self, before, after: self.pass_stage("C17"))
+    assert judge.screen(wrong).status is Status.ACCEPTED
 
 
 @pytest.mark.slow
@@ -100,21 +106,20 @@ def test_in_one_process_with_the_judge_the_exploit_is_accepted(tmp_path, how, fo
     assert done.stdout.splitlines()[-1:] == [found], done.stderr[-2000:]
 
 
-def test_a_contract_that_a_trivial_answer_passes_rules_invalid():
-    with Judge(model_of(Lax())) as lax:
-        found = lax.screen(candidate(KERNEL, "accumulate"))
+def test_a_contract_that_a_trivial_answer_passes_rules_invalid(of, monkeypatch):
+    skip_compiling(monkeypatch)
+    found = of(Lax()).screen(candidate(KERNEL, "accumulate"))
     assert (found.status, found.reason) == (Status.INVALID, "task.insane")
     assert "zeros as out would pass" in found.message
 
 
-def test_a_contract_whose_input_matters_not_rules_invalid(monkeypatch):
+def test_a_contract_whose_input_matters_not_rules_invalid(of, monkeypatch):
     class Collapsed(Toy):
         def _run(self, inputs, dtype, factor=1.0):
             return super()._run(inputs | {"w": inputs["w"] * 0}, dtype, factor)
 
     skip_compiling(monkeypatch)
-    with Judge(model_of(Collapsed())) as collapsed:
-        found = collapsed.screen(candidate(KERNEL, "accumulate"))
+    found = of(Collapsed()).screen(candidate(KERNEL, "accumulate"))
     assert (found.status, found.reason) == (Status.INVALID, "task.insane")
     assert "w influences no result" in found.message and "x influences no result" in found.message
 

@@ -24,13 +24,19 @@ from fasttrack_validation.judge.verdict import Status
 
 
 @pytest.fixture(scope="module")
-def record(tmp_path_factory):
-    with Judge(model_of(Toy()), cache=tmp_path_factory.mktemp("kernels"), device="cpu") as judge:
-        return judge.record(candidate(KERNEL, "accumulate"))
+def record(tmp_path_factory, kept_sandboxes):
+    with Judge(model_of(Toy()), cache=tmp_path_factory.mktemp("kernels"), device="cpu") as recorder:
+        return recorder.record(candidate(KERNEL, "accumulate"))
+
+
+@pytest.fixture(scope="module")
+def judge(kept_sandboxes):
+    with Device("fake", run_seconds=5.0) as fake, Judge(model_of(Toy()), device=fake, timed=False) as judge:
+        yield judge
 
 
 @pytest.fixture
-def rule(record, monkeypatch):
+def rule(judge, record, monkeypatch):
     """Rules on the record with the fake device, whose code computes what the text says."""
 
     def call(text):
@@ -39,8 +45,7 @@ def rule(record, monkeypatch):
             return {k: c.model_copy(update={"cubin": CODE_MARK + text.encode()}) for k, c in found.items()}
 
         monkeypatch.setattr("fasttrack_validation.judge.judge.codes_for", fake_codes)
-        with Device("fake", run_seconds=5.0) as fake, Judge(model_of(Toy()), device=fake, timed=False) as judge:
-            return judge.rule(record)
+        return judge.rule(record)
 
     return call
 
@@ -145,7 +150,7 @@ def test_without_fresh_inputs_a_bank_of_answers_is_accepted(rule, monkeypatch):
     assert found.status is Status.ACCEPTED, (found.reason, found.message)
 
 
-def test_inputs_that_recur_make_the_verdict_invalid(record, monkeypatch):
+def test_inputs_that_recur_make_the_verdict_invalid(judge, record, monkeypatch):
     """C2. Two distributions that are one, and a source of seeds that always says the same."""
 
     class Repeating(Toy):
@@ -161,8 +166,8 @@ def test_inputs_that_recur_make_the_verdict_invalid(record, monkeypatch):
             for key, code in codes_for(codes, capability).items()
         },
     )  # fmt: skip
-    with Device("fake", run_seconds=5.0) as fake, Judge(model_of(Repeating()), device=fake, timed=False) as judge:
-        found = judge.rule(record)
-        assert (found.status, found.reason) == (Status.INVALID, "inputs.repeated")
-        monkeypatch.setattr(Ruling, "_check_freshness", lambda self, trials: None)
-        assert judge.rule(record).status is Status.ACCEPTED
+    monkeypatch.setattr(judge, "model", model_of(Repeating()))
+    found = judge.rule(record)
+    assert (found.status, found.reason) == (Status.INVALID, "inputs.repeated")
+    monkeypatch.setattr(Ruling, "_check_freshness", lambda self, trials: None)
+    assert judge.rule(record).status is Status.ACCEPTED

@@ -26,7 +26,7 @@ def test_theil_sen_by_hand():
 @pytest.mark.slow
 def test_a_judge_that_holds_a_device_keeps_its_files_threads_and_processes():
     """Sessions, and a worker that is replaced after every twentieth verdict."""
-    series = judge_leaks.measure_device(judge_leaks.fake_verdicts(), 60, warm=20).values()
+    series = judge_leaks.measure_device(judge_leaks.fake_verdicts(), 24, warm=8).values()
     for name in ("files", "threads", "sandbox_files", "sandbox_threads", "processes"):
         slope, low, high = judge_leaks.theil_sen(series[name])
         assert low <= 0 <= high, (name, slope, series[name])
@@ -34,7 +34,7 @@ def test_a_judge_that_holds_a_device_keeps_its_files_threads_and_processes():
 
 @pytest.mark.slow
 def test_files_threads_and_processes_stay():
-    series = judge_leaks.measure(30).values()
+    series = judge_leaks.measure(12).values()
     for name in ("files", "threads", "sandbox_files", "sandbox_threads", "processes", "sandbox_memory_kib"):
         slope, low, high = judge_leaks.theil_sen(series[name])
         assert low <= 0 <= high, (name, slope, series[name])

@@ -4,6 +4,7 @@ On the toy op (tests/support/toy_contract.py).
 """
 
 import pytest
+from judged import skip_compiling
 from judging import candidate, model_of, replaced
 from toy_contract import KERNEL, Toy
 
@@ -13,13 +14,20 @@ from fasttrack_validation.judge.verdict import Outcome, Status
 
 
 @pytest.fixture(scope="module")
-def judge(tmp_path_factory):
+def judge(tmp_path_factory, kept_sandboxes):
     with Judge(model_of(Toy()), cache=tmp_path_factory.mktemp("kernels")) as made:
         yield made
 
 
 def verdict(judge, text):
     return judge.screen(candidate(text, "accumulate"))
+
+
+@pytest.fixture
+def uncompiled(judge, monkeypatch):
+    """The judge, for what its plan or its trials reject: whether it compiles is beside the point."""
+    skip_compiling(monkeypatch)
+    return judge
 
 
 def rejected(found):
@@ -87,20 +95,20 @@ def test_a_mailbox_is_accepted(judge, text):
     [(replaced(MAILBOX, CLEARED, ""), "box"), (replaced(MAILBOX, COUNTED, ""), "flags")],
     ids=["mail left", "counter left"],
 )
-def test_a_buffer_that_is_not_restored(judge, text, words):
-    found = verdict(judge, text)
+def test_a_buffer_that_is_not_restored(uncompiled, text, words):
+    found = verdict(uncompiled, text)
     assert rejected(found) == "persistent.not_restored" and words in found.message
 
 
 @pytest.mark.parametrize(
     ("where", "step"), [("sent == 0", 1), ("sent == 2", 3)], ids=["answers from the first step", "a late surprise"]
 )
-def test_results_that_depend_on_earlier_steps(judge, where, step):
+def test_results_that_depend_on_earlier_steps(uncompiled, where, step):
     """The counter starts at -1 and is 0 in the first step: right there (or until the third), wrong afterwards."""
     wrong = f"tl.where({where}, 0.0, 1.0)" if step == 1 else f"tl.where({where}, 1.0, 0.0)"
     mail = "tl.load(box + row * WIDTH + columns)"
     text = replaced(EPOCH, f"{mail}\n", f"{mail} + {wrong}\n")
-    found = verdict(judge, text)
+    found = verdict(uncompiled, text)
     assert rejected(found) == "persistent.carries_over"
     assert f"in step {step + 1 if step == 1 else step}" in found.message
 
@@ -126,8 +134,8 @@ def test_a_prefetch_is_accepted(judge):
     assert found.status is Status.ACCEPTED, (found.reason, found.message)
 
 
-def test_a_prefetch_that_writes(judge):
-    found = verdict(judge, replaced(PREFETCHED, "    pass\n", "    tl.store(out, 0.0)\n"))
+def test_a_prefetch_that_writes(uncompiled):
+    found = verdict(uncompiled, replaced(PREFETCHED, "    pass\n", "    tl.store(out, 0.0)\n"))
     assert rejected(found) == "prefetch.writes" and "out" in found.message
 
 
@@ -222,8 +230,8 @@ def test_a_variant_for_every_call_is_refused(judge):
     [("1 << 21", "plan.blocks"), ("1 << 18", "execution.unsupported")],
     ids=["anywhere", "interpreted"],
 )
-def test_a_grid_without_end_is_refused(judge, grid, reason):
-    found = verdict(judge, replaced(KERNEL, '(axes["rows"],)', f"({grid},)"))
+def test_a_grid_without_end_is_refused(uncompiled, grid, reason):
+    found = verdict(uncompiled, replaced(KERNEL, '(axes["rows"],)', f"({grid},)"))
     assert rejected(found) == reason
 
 

@@ -54,7 +54,7 @@ def launch(ctx, buffers, axes, config):
 
 
 @pytest.fixture(scope="module")
-def judge(tmp_path_factory):
+def judge(tmp_path_factory, kept_sandboxes):
     with Judge(model_of(Toy()), cache=tmp_path_factory.mktemp("kernels"), device="cpu") as made:
         yield made
 

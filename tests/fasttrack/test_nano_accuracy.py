@@ -81,7 +81,8 @@ def test_identical_arms_pass_word_for_word(exam, stock, capsys):
     assert texts[0] == texts[1]
 
 
-@pytest.mark.parametrize(("fault", "margin"), [("gates_rolled", 15), pytest.param("forgets", 5, marks=long)])
+@long
+@pytest.mark.parametrize(("fault", "margin"), [("gates_rolled", 15), ("forgets", 5)])
 def test_a_planted_mistake_is_judged_as_the_power_predicts(exam, stock, fault, margin, capsys):
     """One that costs everything fails; one that costs some points is at least not let through by so small an exam."""
     code, record = validated(exam, stock, fault, margin, capsys)

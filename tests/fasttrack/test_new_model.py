@@ -7,6 +7,7 @@ repository keeps for it; nothing that was written is edited before the gate pass
 import json
 
 import pytest
+from long_tests import long
 from scaffolding import EXAMPLE, Checkout
 
 NAME = "deepseek_v4_1_flash"
@@ -86,6 +87,7 @@ def test_what_it_lacks_so_far_is_said_in_two_lines(scaffolded):
         assert done.returncode == 2 and what in done.stderr and "Traceback" not in done.stderr, done.stderr
 
 
+@long
 def test_it_travels_as_two_changes_and_the_gate_passes_unedited(scaffolded):
     checkout, said, *_ = scaffolded
     written = {path: (checkout.path / path).read_bytes() for path in said["second_change"]}

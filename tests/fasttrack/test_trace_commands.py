@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import trace_files
+from long_tests import long
 
 from fasttrack.cli import run
 
@@ -74,7 +75,7 @@ def test_import_describes(tmp_path, capsys):
     assert "judging.toml:1: flops: is missing" in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@long
 def test_import_judges(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("FASTTRACK_HOME", str(tmp_path / "home"))
     definition, workloads, side = map(str, trace_files.rmsnorm(tmp_path))

@@ -28,7 +28,7 @@ def interpreted(script: str, *arguments: str) -> dict:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", [pytest.param("tp1", marks=long), "tp2", "nano"])
+@pytest.mark.parametrize("what", [pytest.param("tp1", marks=long), "tp2", pytest.param("nano", marks=long)])
 def test_decoded_tokens_are_as_near_to_the_oracle_as_the_plain_paths(what):
     """After a prefill: padded rows beside live ones, pages with gaps, states updated in place; simulated ranks at TP 2."""
     found = interpreted("interpreted_decode.py", what)

@@ -204,7 +204,7 @@ class Noted:
 
 @pytest.fixture(scope="module")
 def ranked():
-    of = decoded.tiny()
+    of = decoded.tiny(narrower=4)
     decoded.resize(of)
     run = decoded.Run(of, 2, 2)
     made = decode.Decoder(

@@ -39,8 +39,8 @@ OTHER = {
 
 
 @pytest.fixture(scope="module")
-def judge():
-    with Judge(MODEL, concurrency=1) as judge:
+def judge(kept_sandboxes):
+    with Judge(MODEL) as judge:
         yield judge
 
 
@@ -78,7 +78,9 @@ def test_a_kernel_with_a_large_weight_passes_a_small_batch(judge, op):
 @pytest.mark.slow
 @pytest.mark.parametrize("op", OTHER)
 def test_another_structure_passes_small_batches(judge, op):
-    check(judge, op, *SMALL[op], {**DIRECTORY.space(op).default, **OTHER[op]})
+    tp, rows, distributions = SMALL[op]
+    # What the values do to the sums is shown by the default: one draw shows where this structure puts them.
+    check(judge, op, tp, rows, distributions[:1], {**DIRECTORY.space(op).default, **OTHER[op]})
 
 
 def test_a_kernel_with_another_epsilon_fails(judge):

@@ -169,7 +169,7 @@ def test_every_place_of_the_envelope_has_a_kernel_in_the_shipped_tables():
     _, shipped = load(MANIFEST.path)
     table_of = cache(MANIFEST.table)  # reads a file
     for claim in shipped.claims:
-        for rows in (1, 2, 3, 8, 33, 64):
+        for rows in (1, 3, 33):
             for call in schedule(PLACES, PLACES, shipped, claim.hardware, claim.tp, rows):
                 entry = table_of(call.op).at(claim.hardware, claim.tp, rows)
                 assert (call.kernel, call.config) == (entry.kernel, entry.config)

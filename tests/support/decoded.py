@@ -24,10 +24,14 @@ TILES = {"structure": "tiles", "block_n": 16, "block_k": 32, "splits": 1, "num_w
 PAGE = 16
 
 
-def tiny() -> Architecture:
-    """`k3_weights.pico` with rows of the latent cache and projections on 16 bytes, as kernels need them."""
+def tiny(narrower: int = 1) -> Architecture:
+    """`k3_weights.pico` with rows of the latent cache and projections on 16 bytes, as kernels need them.
+
+    Experts have so many times fewer channels: most programs of a step are theirs, and TP 16 alone needs all of them.
+    """
     of = k3_weights.pico()
-    return of.model_copy(update={"mla": of.mla.model_copy(update={"qk_rope_head_dim": 8})})
+    moe = of.moe.model_copy(update={"expert_intermediate_size": of.moe.expert_intermediate_size // narrower})
+    return of.model_copy(update={"mla": of.mla.model_copy(update={"qk_rope_head_dim": 8}), "moe": moe})
 
 
 def weights_of(of: Architecture):

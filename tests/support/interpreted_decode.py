@@ -81,10 +81,11 @@ def grew(run: Run, group: decoded.Group) -> bool:
 def faults(of) -> dict:
     """Planted faults: each must show as an error far beyond the plain path's."""
     decoded.resize(of)
-    found = {}
+    found, run = {}, Run(of, 1, 1)
+    batch = Batch(k3_weights.tokens(of, 1), (0,), (1,))
+    exact, plain = run.reference(batch, EXACT), run.reference(batch, PUBLISHED)
     for what in ("none", "slot", "length", "shared expert", "bank"):
-        run = Run(of, 1, 1)
-        group = run.decoders(buckets=(1,))
+        group = run.decoders(buckets=(1,))  # with caches of its own
         for bound in group.ranks[0].executors[1].bound:
             if what == "shared expert" and bound.call.op == "shared_down":
                 object.__setattr__(bound, "launch", lambda: group.context.stream("shared").__enter__())
@@ -92,22 +93,20 @@ def faults(of) -> dict:
                 # As if the block's first stream were written over what is banked already.
                 banks, launch = group.ranks[0].lane(1).memory._banks(), bound.launch
                 object.__setattr__(bound, "launch", lambda: (launch(), banks[0].copy_(banks[1])))
-        batch = Batch(k3_weights.tokens(of, 1), (0,), (1,))
         inputs = run.inputs(batch)
         if what == "slot":
             inputs.slots.copy_(run.ours.slots[:1, 1])
         if what == "length":
             inputs.lengths.sub_(1)
         got = group.run(inputs).clone()
-        exact, plain = run.reference(batch, EXACT), run.reference(batch, PUBLISHED)
         found[what] = [error(got[0], exact[0]), error(plain[0], exact[0])]
     return found
 
 
 what = sys.argv[1]
 if what == "faults":
-    print(json.dumps(faults(decoded.tiny())))
+    print(json.dumps(faults(decoded.tiny(narrower=4))))
 elif what == "nano":
     print(json.dumps(tp(1, k3_weights.nano(), 1, 1, (2,))))
 else:
-    print(json.dumps(tp(int(what[2:]), decoded.tiny(), 2, 3 if what == "tp1" else 1, (4,))))
+    print(json.dumps(tp(int(what[2:]), decoded.tiny(narrower=4), 2, 3 if what == "tp1" else 1, (4,))))

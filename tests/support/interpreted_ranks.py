@@ -21,7 +21,7 @@ from fasttrack_validation.judge.interpreter.serving import InterpretingContext  
 
 rank, folder = int(sys.argv[1]), sys.argv[2]
 dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
-of = decoded.tiny()
+of = decoded.tiny(narrower=4)
 decoded.resize(of)
 run = Run(of, 2, 2)
 decoder = decode.Decoder(

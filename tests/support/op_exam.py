@@ -12,10 +12,11 @@ NEW = tuple(name for name in REAL.ops if name not in ("kda_decode", "kda_verify"
 
 
 @cache
-def nano(name: str):
-    """The contract of op `name` over the nano architecture."""
+def nano(name: str, tp: tuple[int, ...] = ()):
+    """The contract of op `name` over the nano architecture, at each TP that it declares or at these alone."""
     real = REAL.op(name)
-    return type(real)(Architecture.from_config(NANO), real.policy)
+    policy = real.policy.model_copy(update={"tp": tp}) if tp else real.policy
+    return type(real)(Architecture.from_config(NANO), policy)
 
 
 def drawn(op, tp: int, rows: int, seed: int):

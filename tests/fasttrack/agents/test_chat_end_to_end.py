@@ -2,16 +2,14 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from importlib.resources import files
 from pathlib import Path
 
 import pytest
+import small_model
 from model_server import ModelServer, write
-
-from fasttrack import dispatch
 
 KEY = "sk-planted-0123456789abcdef"
 KERNEL = Path(str(files("fasttrack_models.kimi_k3"))).joinpath("kernels/routing.py").read_text("utf-8")
@@ -41,24 +39,6 @@ SCRIPT = [
 ]
 
 
-def small_model(root: Path) -> None:
-    """A checkout whose model directory claims one op at up to four rows of one card: little to judge, by the same rules."""
-    model = root / "models/kimi_k3"
-    shutil.copytree(Path(str(files("fasttrack_models.kimi_k3"))), model, ignore=shutil.ignore_patterns("__pycache__"))
-    manifest = (model / "fasttrack.toml").read_text("utf-8")
-    head, claim = manifest[: manifest.index("[ops.")], manifest[manifest.index("[[envelope]]") :]
-    op = manifest[manifest.index("[ops.routing]") :].partition("\n\n")[0]
-    claim = claim.partition("\n\n")[0].replace("rows = [1, 64]", "rows = [1, 4]")
-    assert 'hardware = "h200"\ntp = 8' in claim
-    (model / "fasttrack.toml").write_text(f"{head}{op}\n\n{claim}\n")
-    table = dispatch.parse((model / "dispatch/routing.toml").read_text("utf-8"), Path("routing.toml"))
-    kept = [entry for entry in table.entry if (entry.hardware, entry.tp) == ("h200", 8) and entry.rows[1] <= 4]
-    (model / "dispatch/routing.toml").write_text(dispatch.render(dispatch.Table(entry=tuple(kept))))
-    git(root, "init", "--quiet", "--initial-branch=main")
-    git(root, "add", "--all")
-    git(root, "commit", "--quiet", "--message=base")
-
-
 def git(directory: Path, *arguments: str) -> str:
     identity = ["-c", "user.name=A Person", "-c", "user.email=person@example.org"]
     return subprocess.run(
@@ -69,7 +49,10 @@ def git(directory: Path, *arguments: str) -> str:
 @pytest.mark.slow
 def test_from_a_broken_kernel_to_a_draft_pull_request(tmp_path):
     root, home = tmp_path / "checkout", tmp_path / "home"
-    small_model(root)
+    small_model.write(root, "routing")
+    git(root, "init", "--quiet", "--initial-branch=main")
+    git(root, "add", "--all")
+    git(root, "commit", "--quiet", "--message=base")
     environment = {
         **os.environ,
         "FASTTRACK_HOME": str(home),

@@ -12,6 +12,7 @@ from pathlib import Path
 import chatting
 import lane_fakes as fakes
 import pytest
+from long_tests import long
 from model_server import Exchange, ModelServer, say, tool, write
 
 from fasttrack import story
@@ -21,6 +22,8 @@ MOMENTS = (
     "before the request", "during the stream", "after the answer", "during evaluation", "after the verdict",
     "during confirmation", "before the commit", "during the commit",
 )  # fmt: skip
+SHORT = ("during the stream", "after the answer", "during evaluation", "during the commit")
+"""One of each kind: an answer that is cut off, one that nobody has used, a verdict that is cut off, a branch half made"""
 DRIVER = Path(__file__).parent / "chat_driver.py"
 ROUNDS = [
     write("def launch(:  # BROKEN\n", "first"), write(fakes.KERNEL + "# WRONG\n", "second"),
@@ -80,7 +83,9 @@ def choice(checkout, outcome):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize(
+    "moment", [moment if moment in SHORT else pytest.param(moment, marks=long) for moment in MOMENTS]
+)
 def test_killed_and_resumed(moment, checkout, tmp_path, undisturbed):
     asked, attempts, chosen = undisturbed
     player, log = Player(kill_at=3 if moment == "during the stream" else None), tmp_path / "log"

@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 import served
 from faulty_proxy import Proxy
+from long_tests import long
 
 from fasttrack import cli
 from fasttrack_validation.contracts.kimi_k3.nano.tokenizer import BOS, encode
@@ -162,6 +163,7 @@ def test_servers_and_answers_that_cannot_be_compared_are_refused(servers, run, r
     assert (code, said["reason"]) == (2, reason.strip())
 
 
+@long
 def test_a_server_that_gives_nothing_ends_the_run_and_keeps_what_is_known(servers, run, monkeypatch):
     from fasttrack_validation.numerics.servers import client
 

@@ -18,6 +18,7 @@ from fasttrack_validation.judge.pack import KernelPack
 from fasttrack_validation.judge.plan import validate
 from fasttrack_validation.numerics.calibrate import decide, measure
 from fasttrack_validation.tensors import torch_dtype
+from long_tests import long
 from refills import unordered
 
 PART = "attn_res_norm+in_projection+kda_decode+o_proj_residual+attn_res_norm+front"
@@ -236,10 +237,11 @@ def test_its_text_agrees_with_the_oracle_on_a_cpu(op, exam, tmp_path):
     ("edit", "seen", "unseen"),
     [
         # Rows of a product that two blocks share are read from the first of them alone. (The second mix hides it.)
-        (
+        pytest.param(
             ("kernels/cuda/split_product.cuh", "return owner(first) != owner(first + kChunks - 1);", "return false;"),
             {"conv_state", "partial", "o_proj_residual_stream"},
             set(),
+            marks=long,
         ),
         # The front's shared rows are finished without what the next block has of them.
         (

@@ -253,7 +253,8 @@ def test_a_stopped_run_does_not_wait_for_a_silent_server(tmp_path, how):
         first.set()
         plays.sits(EXAM)(exchange)
 
-    code = "import signal\nsignal.signal(signal.SIGTERM, signal.default_int_handler)\n" + _KILLED
+    # Both: a shell starts what runs in the background with SIGINT ignored, and children inherit that.
+    code = f"import signal\nsignal.signal({int(how)}, signal.default_int_handler)\n" + _KILLED
     with plays.server(once, {"kda_decode": 5}) as server:
         source = code.format(paths=[str(Path(plays.__file__).parent)], url=server.url, place=str(tmp_path))
         process = subprocess.Popen([sys.executable, "-c", source], stderr=subprocess.PIPE, text=True)

@@ -1,8 +1,11 @@
 """The exam of a whole decode step: what it is made of, a layer by hand, known mistakes, pages of nobody."""
 
+import re
+
 import op_exam
 import pytest
 import torch
+from long_tests import long
 
 from fasttrack_validation.contracts.base import TensorRole
 from fasttrack_validation.errors import UserError
@@ -88,7 +91,19 @@ def test_layouts_vary():
     assert len(seen) > 5
 
 
-@pytest.mark.slow
+def test_every_kind_of_input_matters():
+    """Of each kind the last layer's: what a layer makes of it must still reach something that the step produces."""
+    inputs, other = (STEP.make_inputs(WORKLOAD, "typical", seed) for seed in (9, 10))
+    oracle = STEP.oracle(inputs, WORKLOAD)
+    kinds = {re.sub(r"^l\d+_", "", name): name for name in inputs}
+    assert len(kinds) > 30
+    for name in kinds.values():
+        assert not torch.equal(inputs[name], other[name]), name
+        changed = STEP.oracle(inputs | {name: other[name]}, WORKLOAD)
+        assert any(not torch.equal(changed[what], oracle[what]) for what in STEP.produced), name
+
+
+@long
 def test_the_exam_is_sane():
     result = check_task(STEP, WORKLOAD, 9)
     assert result.outcome is Outcome.PASS, result.message

@@ -58,7 +58,7 @@ def test_a_name_that_is_neither_declared_nor_a_stand_in_is_refused():
         of(Toy(), FEW, WHOLE)
 
 
-def test_a_screening_on_a_cpu_judges_the_stand_ins_and_plans_what_is_declared():
+def test_a_screening_on_a_cpu_judges_the_stand_ins_and_plans_what_is_declared(kept_sandboxes):
     model = SimpleNamespace(model="toy", op=lambda _: Large(), ops={"accumulate": Large()}, digest=lambda op: "0" * 64)
     with Judge(model) as judge:
         recorded = judge.record(candidate(KERNEL, "accumulate"))

@@ -8,6 +8,7 @@ import op_exam
 import pytest
 import torch
 import trace_files
+from judged import skip_compiling
 from judging import candidate, replaced
 from safetensors.torch import save_file
 
@@ -22,14 +23,17 @@ from fasttrack_validation.judge.judge import Judge
 from fasttrack_validation.judge.verdict import Status
 
 
+pytestmark = pytest.mark.usefixtures("kept_sandboxes")
+
+
 @pytest.fixture(scope="module")
-def evaluate():
+def evaluate(kept_sandboxes):
     with SandboxedReference() as evaluate:
         yield evaluate
 
 
 @pytest.fixture(scope="module")
-def norm(tmp_path_factory):
+def norm(tmp_path_factory, kept_sandboxes):
     directory = tmp_path_factory.mktemp("rmsnorm")
     with imported(*trace_files.rmsnorm(directory), directory) as model:
         yield model
@@ -98,10 +102,11 @@ def test_a_row_is_redrawn_alone(norm):
 
 
 @pytest.mark.slow
-def test_the_judge_tells_kernels_apart(norm):
+def test_the_judge_tells_kernels_apart(norm, monkeypatch):
     kernel = trace_files.RMSNORM_KERNEL
     wrong = {
-        "numerics.median": replaced(kernel, " + 1e-6", ""),
+        # Epsilon shows in rows scaled down far enough: where they are less than half, the maximum tells, not the median.
+        "numerics.": replaced(kernel, " + 1e-6", ""),
         "neighbour.dependence": replaced(
             # Pairs of rows are exchanged, so that whichever row is redrawn another one notices.
             kernel, "(x + row * N + at)", "(x + tl.minimum(row ^ 1, tl.num_programs(0) - 1) * N + at)"
@@ -111,13 +116,14 @@ def test_the_judge_tells_kernels_apart(norm):
         accepted = judge.screen(candidate(kernel, "rmsnorm_h256"))
         assert accepted.status is Status.ACCEPTED, accepted.message
         assert accepted.contract_digest == norm.digest("rmsnorm_h256")
+        skip_compiling(monkeypatch)
         for reason, text in wrong.items():
             verdict = judge.screen(candidate(text, "rmsnorm_h256"))
-            assert (verdict.status, verdict.reason) == (Status.REJECTED, reason), verdict.message
+            assert verdict.status is Status.REJECTED and verdict.reason.startswith(reason), verdict.message
 
 
 @pytest.mark.slow
-def test_without_a_batch_axis(tmp_path):
+def test_without_a_batch_axis(tmp_path, monkeypatch):
     # float16 ends at 65504, which products of rows scaled by 2^8 pass.
     with imported(*trace_files.gemm(tmp_path), tmp_path) as model:
         op = model.op("gemm_n32_k64")
@@ -133,6 +139,7 @@ def test_without_a_batch_axis(tmp_path):
         with Judge(model) as judge:
             accepted = judge.screen(candidate(trace_files.GEMM_KERNEL, op.op))
             assert accepted.status is Status.ACCEPTED, accepted.message
+            skip_compiling(monkeypatch)
             baked = replaced(trace_files.GEMM_KERNEL, "tl.load(scale)", "2.5")
             verdict = judge.screen(candidate(baked, op.op))
             assert (verdict.status, verdict.reason) == (Status.REJECTED, "numerics.median")

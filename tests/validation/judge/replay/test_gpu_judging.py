@@ -16,25 +16,31 @@ from fasttrack_validation.judge.verdict import Outcome, Status
 
 
 @pytest.fixture(scope="module")
-def record(tmp_path_factory):
+def record(tmp_path_factory, kept_sandboxes):
     folder = tmp_path_factory.mktemp("record")
     with Judge(model_of(Toy()), cache=folder / "kernels", device="cpu") as judge:
         pack_file.write(judge.record(candidate(KERNEL, "accumulate"), unseen=2), folder / "toy.pack")
     return pack_file.read(folder / "toy.pack")
 
 
+@pytest.fixture(scope="module")
+def shared(kept_sandboxes):
+    """A judge whose device replaces its worker after each fault."""
+    with Device("fake", run_seconds=5.0) as fake, Judge(model_of(Toy()), device=fake) as judge:
+        yield judge
+
+
 @pytest.fixture
-def rule(record, monkeypatch):
+def rule(shared, record, monkeypatch):
     """Rules on the record with the fake device, whose code computes what the text says."""
 
-    def call(text, device=None, **how):
+    def call(text, judge=shared, **how):
         def fake_codes(codes, capability):
             found = codes_for(codes, capability)
             return {k: c.model_copy(update={"cubin": CODE_MARK + text.encode()}) for k, c in found.items()}
 
         monkeypatch.setattr("fasttrack_validation.judge.judge.codes_for", fake_codes)
-        with device or Device("fake", run_seconds=5.0) as fake, Judge(model_of(Toy()), device=fake) as judge:
-            return judge.rule(record, **how)
+        return judge.rule(record, **how)
 
     return call
 
@@ -105,7 +111,8 @@ def test_a_wrong_one_is_rejected_for_its_reason(rule, fault):
 def test_a_lost_device_is_nobodys_fault(rule, tmp_path):
     breaker = tmp_path / "lost"
     text = replaced(TOY, "result[:] = bf16(page)", f"open({str(breaker)!r}, 'w').close(); call.array(0, 'u1', 1)")
-    verdict = rule(text, Device("fake", str(breaker)))
+    with Device("fake", str(breaker)) as fragile, Judge(model_of(Toy()), device=fragile) as judge:
+        verdict = rule(text, judge)
     assert (verdict.status, verdict.reason) == (Status.NOT_RUN, "execution.device_lost")
 
 
