@@ -37,10 +37,11 @@ class Bench(Arm):
         try:
             self._pipe.send((command, arguments))
             while True:
-                while not self._pipe.poll(_ASK_EVERY):
-                    if stopped():
-                        self._process.kill()
-                        raise Stopped
+                if stopped():
+                    self._process.kill()
+                    raise Stopped
+                if not self._pipe.poll(_ASK_EVERY):
+                    continue
                 outcome, *what = self._pipe.recv()
                 if outcome != "did":
                     break
