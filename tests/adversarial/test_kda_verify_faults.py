@@ -1,7 +1,9 @@
 """Faults planted in the real kernel of verify steps, at true shapes: each is rejected; so is none of the honest ones."""
 
 import pytest
-from judging import replaced
+from judged import skip_compiling
+from judging import model_of, replaced
+from long_tests import long
 
 from fasttrack import model_dir
 from fasttrack_validation import contracts
@@ -18,9 +20,18 @@ def directory():
 
 
 @pytest.fixture(scope="module")
-def judge(tmp_path_factory):
+def judge(tmp_path_factory, kept_sandboxes):
     with Judge(contracts.load("kimi_k3"), cache=tmp_path_factory.mktemp("kernels")) as made:
         yield made
+
+
+@pytest.fixture
+def at_tp16(judge, monkeypatch):
+    """The judge with the smallest shard's workloads alone: nothing here needs more heads."""
+    real = judge.model.op("kda_verify")
+    smallest = type(real)(real.architecture, real.policy.model_copy(update={"tp": (16,)}))
+    monkeypatch.setattr(judge, "model", model_of(smallest))
+    return judge
 
 
 PAGE = "page = tl.load(table + 1 + t).to(tl.int64)"
@@ -57,12 +68,13 @@ FAULTS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAULTS)
-def test_planted_fault_is_rejected(judge, directory, name):
+def test_planted_fault_is_rejected(at_tp16, directory, name, monkeypatch):
+    skip_compiling(monkeypatch)
     edits, reason, words = FAULTS[name]
     text = directory.sources("kda_verify")[FILE]
     for old, new in edits:
         text = replaced(text, old, new)
-    verdict = judge.screen(directory.candidate("kda_verify", WHOLE, files={FILE: text}))
+    verdict = at_tp16.screen(directory.candidate("kda_verify", WHOLE, files={FILE: text}))
     assert verdict.status is Status.REJECTED, verdict.checks
     assert reason in (None, verdict.reason), (verdict.reason, verdict.message)
     for word in words:
@@ -70,8 +82,17 @@ def test_planted_fault_is_rejected(judge, directory, name):
 
 
 @pytest.mark.slow
+def test_honest_kernel_is_accepted(at_tp16, directory):
+    accepted(at_tp16, directory, WHOLE)
+
+
+@long
 @pytest.mark.parametrize("config", [WHOLE, TILES], ids=["whole", "tiles"])
-def test_honest_kernel_is_accepted(judge, directory, config):
+def test_honest_kernel_is_accepted_at_every_tp(judge, directory, config):
+    accepted(judge, directory, config)
+
+
+def accepted(judge, directory, config):
     verdict = judge.screen(directory.candidate("kda_verify", config))
     assert verdict.status is Status.ACCEPTED, (verdict.reason, verdict.message)
     assert {audit.target for audit in verdict.audits} == {"sm_90", "sm_103"}
@@ -79,7 +100,7 @@ def test_honest_kernel_is_accepted(judge, directory, config):
 
 
 @pytest.mark.slow
-def test_confirmation_covers_requests_of_eight_tokens(judge, directory):
-    verdict = judge.confirm(directory.candidate("kda_verify", WHOLE), ["tp16-b16"])
+def test_confirmation_covers_requests_of_eight_tokens(at_tp16, directory):
+    verdict = at_tp16.confirm(directory.candidate("kda_verify", WHOLE), ["tp16-b16"])
     assert verdict.status is Status.ACCEPTED, (verdict.reason, verdict.message)
     assert ("tp16-b16", 8) in {(result.workload, result.axes["tokens"]) for result in verdict.workloads}

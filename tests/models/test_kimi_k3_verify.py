@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from long_tests import long
 
 SUPPORT = Path(__file__).parents[1] / "support"
 # As for single steps: the plain path rounds at nearly the same points, and random weights magnify the rest.
@@ -35,7 +36,7 @@ def test_a_verify_step_is_single_steps_for_every_accepted_count():
     assert found["committed"] is True and found["null pages"] is True
 
 
-@pytest.mark.slow
+@long
 def test_every_planted_fault_of_a_verify_step_shows():
     found = interpreted("faults")
     assert found.pop("none") == [0, 0]

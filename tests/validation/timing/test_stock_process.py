@@ -56,7 +56,9 @@ def test_flags_that_a_caller_set_do_not_reach_the_process(monkeypatch):
     monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
     with StockProcess("kimi_k3") as stock:
-        environment = Path(f"/proc/{stock._process.pid}/environ").read_bytes()
+        # A program that was just started is reported before its environment lies in its memory.
+        while not (environment := Path(f"/proc/{stock._process.pid}/environ").read_bytes()):
+            assert stock._process.poll() is None
     assert b"PATH=" in environment
     assert b"TF32" not in environment and b"CUBLAS" not in environment
 
