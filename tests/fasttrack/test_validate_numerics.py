@@ -63,7 +63,11 @@ def test_a_run_that_is_stopped_leaves_no_process_and_goes_on_to_the_same_verdict
     wanted = ["--candidate", "plain:twin", "--rung", "greedy", *SMALL, "--tokens", "120"]
     out, journal = home / "stopped", home / "stopped" / "greedy-tp1-free.jsonl"
     command = [sys.executable, "-m", "fasttrack", "validate", "kimi_k3", "--stage", "numerics", *wanted, "--out", str(out)]
-    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True)
+    # Where the suite runs in the background, a shell has had SIGINT ignored, which a process inherits.
+    process = subprocess.Popen(
+        command, cwd=ROOT, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
     while process.poll() is None and not (journal.exists() and journal.read_bytes().count(b"\n") >= 4):
         time.sleep(0.05)
     os.killpg(process.pid, signal.SIGINT)

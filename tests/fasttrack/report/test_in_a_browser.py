@@ -37,7 +37,7 @@ document.title = JSON.stringify({
   ground: getComputedStyle(document.body).backgroundColor, positive: tabs.filter(e => e.tabIndex > 0).length,
   named: tabs.filter(e => !(e.textContent.trim() || e.getAttribute('aria-label'))).length,
   focused: tabs.filter(e => { e.focus(); return document.activeElement === e; }).length, tabs: tabs.length,
-  outline: (tabs[0].focus(), getComputedStyle(tabs[0]).outlineStyle),
+  outline: (tabs[0].focus(), getComputedStyle(tabs[0]).outlineStyle), active: document.hasFocus(),
   scripts: document.scripts.length, small: texts.filter(e => parseFloat(getComputedStyle(e).fontSize) < 11).length,
 });
 </script>"""
@@ -82,7 +82,10 @@ def test_it_fits_and_loads_nothing(pages, name, width):
 @pytest.mark.parametrize("dark", [False, True])
 def test_it_can_be_read_and_walked_by_keyboard(pages, dark):
     """Blink's preferredColorScheme: 0 is dark, 1 is light."""
-    told = seen(pages["calm"], 1200, f"--blink-settings=preferredColorScheme={int(not dark)}")
+    # On a busy machine the window sometimes has no focus yet, and nothing in it then looks focused.
+    tries = (seen(pages["calm"], 1200, f"--blink-settings=preferredColorScheme={int(not dark)}") for _ in range(5))
+    told = next((one for one in tries if one["active"]), None)
+    assert told is not None, "no window was active"
     assert told["ground"] == ("rgb(20, 23, 27)" if dark else "rgb(250, 250, 248)")
     assert told["contrast"][0] >= 4.5, told["contrast"]
     assert told["focused"] == told["tabs"] > 20 and told["positive"] == told["named"] == 0
