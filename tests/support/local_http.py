@@ -1,22 +1,23 @@
 """A real HTTP server of a test, at a port of this machine. What a client that goes away leaves is no failure."""
 
 import threading
+from abc import ABC, abstractmethod
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
-class LocalServer:
+class LocalServer(ABC):
     """Use as a context manager. Subclasses answer requests, each in a thread of its own: `get` and `post`."""
 
     port = 0
     """To listen at; 0 for a free one"""
 
+    @abstractmethod
     def get(self, handler: BaseHTTPRequestHandler) -> None:
         """Answers a GET request."""
-        raise NotImplementedError
 
+    @abstractmethod
     def post(self, handler: BaseHTTPRequestHandler, body: bytes) -> None:
         """Answers a POST request."""
-        raise NotImplementedError
 
     def __enter__(self):
         outer = self
