@@ -71,3 +71,11 @@ def skip_compiling(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(recorded, "_verify_codes", lambda _: None)
     patch.setattr(judging_module, "settle_audits", passed)
     patch.setattr(Ruling, "model_times", lambda self, packs, trials, modelled, audits: None)
+
+
+def at_smallest_shard(judge: Judge, patch: pytest.MonkeyPatch, op: str) -> Judge:
+    """The judge, with the workloads of an op's smallest shard (TP 16) alone: for what needs no more heads."""
+    real = judge.model.op(op)
+    smallest = type(real)(real.architecture, real.policy.model_copy(update={"tp": (16,)}))
+    patch.setattr(judge, "model", model_of(smallest))
+    return judge

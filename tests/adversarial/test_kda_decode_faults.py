@@ -8,8 +8,8 @@ from importlib.resources import files
 from itertools import product
 
 import pytest
-from judged import skip_compiling
-from judging import candidate, model_of, replaced
+from judged import at_smallest_shard, skip_compiling
+from judging import candidate, replaced
 from long_tests import long
 
 from fasttrack_validation import contracts
@@ -29,11 +29,7 @@ def judge(tmp_path_factory, kept_sandboxes):
 
 @pytest.fixture
 def at_tp16(judge, monkeypatch):
-    """The judge with the smallest shard's workloads alone: a third of the heads, and nothing here needs the others."""
-    real = judge.model.op("kda_decode")
-    smallest = type(real)(real.architecture, real.policy.model_copy(update={"tp": (16,)}))
-    monkeypatch.setattr(judge, "model", model_of(smallest))
-    return judge
+    return at_smallest_shard(judge, monkeypatch, "kda_decode")
 
 
 def fault(*edits: tuple[str, str]) -> str:

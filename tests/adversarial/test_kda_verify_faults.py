@@ -1,8 +1,8 @@
 """Faults planted in the real kernel of verify steps, at true shapes: each is rejected; so is none of the honest ones."""
 
 import pytest
-from judged import skip_compiling
-from judging import model_of, replaced
+from judged import at_smallest_shard, skip_compiling
+from judging import replaced
 from long_tests import long
 
 from fasttrack import model_dir
@@ -27,11 +27,7 @@ def judge(tmp_path_factory, kept_sandboxes):
 
 @pytest.fixture
 def at_tp16(judge, monkeypatch):
-    """The judge with the smallest shard's workloads alone: nothing here needs more heads."""
-    real = judge.model.op("kda_verify")
-    smallest = type(real)(real.architecture, real.policy.model_copy(update={"tp": (16,)}))
-    monkeypatch.setattr(judge, "model", model_of(smallest))
-    return judge
+    return at_smallest_shard(judge, monkeypatch, "kda_verify")
 
 
 PAGE = "page = tl.load(table + 1 + t).to(tl.int64)"
