@@ -1,7 +1,8 @@
 """CUDA C++ compiled for the CPU, so that a test can see what a kernel computes where there is no GPU.
 
 Inline PTX is replaced statement by statement by what it means (`_MEANINGS`); an instruction that is not known is an
-error. Every thread of every block is a fiber, so blocks may wait for each other. Slow: about a million warp steps a second. Needs g++; knows what the kernels at hand use, and a single extern "C" kernel in a file.
+error. Every thread of every block is a fiber, so blocks may wait for each other. About a million steps of a warp a second.
+Needs g++; knows what the kernels at hand use, and a single extern "C" kernel in a file.
 """
 
 import ctypes
