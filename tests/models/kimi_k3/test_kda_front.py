@@ -27,6 +27,7 @@ ENTRY = "kernels/kda_front.py"
 HARDWARE = {"name": "H200", "capability": 90, "multiprocessors": 132, "max_shared": 232448}
 
 kernel = import_module("fasttrack_models.kimi_k3.kernels.kda_front")
+half_layer = import_module("fasttrack_models.kimi_k3.kernels.half_layer")
 CONFIG = kernel.DEFAULT
 
 
@@ -55,7 +56,7 @@ def test_units_hold_what_the_lanes_of_an_mma_multiply(groups, n, k):
     random = torch.Generator().manual_seed(n)
     weight, x = (torch.randn(rows, k, generator=random).bfloat16() for rows in (n, 8))
     chunk, sharers = 512 // groups, 16 // groups
-    units = kernel.units(weight, groups).view(n // (16 * groups), k // chunk, groups, sharers, 2, 8, 4, 4, 2).double()
+    units = half_layer.units(weight, groups).view(n // (16 * groups), k // chunk, groups, sharers, 2, 8, 4, 4, 2).double()
     # A lane's activations: eight consecutive ones for the two steps of its warp.
     operands = x.double().view(8, k // chunk, sharers, 4, 2, 2, 2)  # row, chunk, warp, q, step, register, element
     low = torch.einsum("tcmwsgqpe,ncwqspe->tmgn", units[..., [0, 2], :], operands)
@@ -87,12 +88,12 @@ def test_gate_and_up_rows_of_a_channel_lie_eight_apart():
 
 def test_constants_are_those_of_the_published_model():
     of = Architecture.from_config()
-    assert kernel.HIDDEN == of.hidden_size
+    assert half_layer.HIDDEN == of.hidden_size
     assert (kernel.HEAD_DIM, kernel.GATE_RANK) == (of.kda.head_dim, of.kda.gate_rank)
-    assert (kernel.GATE_LOWER_BOUND, kernel.L2_EPS, kernel.OUTPUT_EPS, kernel.NORM_EPS) == (
+    assert (kernel.GATE_LOWER_BOUND, kernel.L2_EPS, kernel.OUTPUT_EPS, half_layer.NORM_EPS) == (
         of.kda.gate_lower_bound, of.eps.kda_l2, of.eps.kda_output, of.eps.backbone,
     )  # fmt: skip
-    assert (kernel.SITU_BETA, kernel.SITU_LINEAR_BETA) == (of.situ.beta, of.situ.linear_beta)
+    assert (half_layer.SITU_BETA, half_layer.SITU_LINEAR_BETA) == (of.situ.beta, of.situ.linear_beta)
 
 
 # The plan
@@ -245,7 +246,7 @@ def test_its_text_agrees_with_the_oracle_on_a_cpu(op, exam, tmp_path):
         ),
         # The front's shared rows are finished without what the next block has of them.
         (
-            ("kernels/cuda/kda_front.cu", "rest[0] = receive(tail, epoch, health);", "rest[0] = 0;"),
+            ("kernels/cuda/half_layer.cuh", "rest[0] = receive(tail, epoch, health);", "rest[0] = 0;"),
             {"latent"},  # at TP16 no tile of the router is shared
             {"logits", "recurrent_state", "conv_state", "partial", "o_proj_residual_stream"},
         ),

@@ -22,6 +22,7 @@ struct SplitProduct {
     static constexpr int kTiles = ROWS_OF_W / (16 * TM);
     static constexpr int kUnits = kTiles * kChunks;
     static constexpr int kSharers = kWarps / TM;        // warps that split the k of a group
+    static constexpr bool kHalves = !WHOLE && kChunks > 1;  // tiles may be shared by two blocks
     static_assert(K % kChunk == 0 && ROWS_OF_W % (16 * TM) == 0, "units tile the weight");
     // A tile has at most two parts. Where there are too few units for that, fewer blocks work: halves of a tile each, or
     // nearly a whole one.
@@ -37,7 +38,7 @@ struct SplitProduct {
 
     // Whether the row `row` of W is computed in two parts.
     __device__ static bool halved(int row) {
-        if (WHOLE) return false;
+        if (!kHalves) return false;
         const int first = row / (16 * TM) * kChunks;
         return owner(first) != owner(first + kChunks - 1);
     }
@@ -64,46 +65,68 @@ struct SplitProduct {
     // `x[c]`: eight bf16 at k_of(c). `scratch`: two buffers of 2048 floats.
     template <class Ring, class Finish>
     __device__ static void consume(Ring& ring, const uint4 (&x)[kChunks], float* scratch, Finish finish) {
-        const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-        const uint32_t own = (warp * 64 + lane) * 16;
         int turn = 0;
         for (int unit = begin(blockIdx.x), end = begin(blockIdx.x + 1); unit < end;) {
             const int tile = unit / kChunks, first = unit - tile * kChunks, last = min(kChunks, first + end - unit);
-            float even[4] = {0, 0, 0, 0}, odd[4] = {0, 0, 0, 0};
-            // Two units at a time where there are two: their loads wait together.
-#pragma unroll
-            for (int chunk = 0; chunk < kChunks; chunk += 2) {
-                const bool here = first <= chunk && chunk < last;
-                const bool next = chunk + 1 < kChunks && first <= chunk + 1 && chunk + 1 < last;
-                if (here && next) {
-                    const uint32_t slot = ring.front() + own, after = ring.second() + own;
-                    const uint4 one = load_shared(slot), two = load_shared(slot + 512);
-                    const uint4 three = load_shared(after), four = load_shared(after + 512);
-                    mma_bf16(even, one, x[chunk].x, x[chunk].y);
-                    mma_bf16(odd, two, x[chunk].z, x[chunk].w);
-                    mma_bf16(even, three, x[(chunk + 1) % kChunks].x, x[(chunk + 1) % kChunks].y);
-                    mma_bf16(odd, four, x[(chunk + 1) % kChunks].z, x[(chunk + 1) % kChunks].w);
-                    ring.pop();
-                    ring.pop();
-                } else {
-                    if (here) multiply(ring, own, x[chunk], even, odd);
-                    if (next) multiply(ring, own, x[(chunk + 1) % kChunks], even, odd);
-                }
-            }
-            float* parts = scratch + turn * 2048;
-            float2* mine = reinterpret_cast<float2*>(parts + warp * 128) + lane;
-            // W rows lane / 4 and 8 more, batch rows 2 (lane % 4) and the next one.
-            mine[0] = make_float2(even[0] + odd[0], even[1] + odd[1]);
-            mine[32] = make_float2(even[2] + odd[2], even[3] + odd[3]);
-            sync_consumers();
-            if (threadIdx.x < 128 * TM) {
-                const int group = threadIdx.x >> 7, cell = threadIdx.x & 127;
-                const float* column = parts + group * kSharers * 128;
-                finish((tile * TM + group) * 16 + (cell >> 3), cell & 7, Column{column, cell}, first == 0,
-                       last == kChunks);
-            }
+            consume_tile(ring, x, scratch + turn * 2048, tile, first, last, finish);
             turn ^= 1;
             unit += last - first;
+        }
+    }
+
+    // The same where x depends on the tile: operand(tile, first, last, x) gives it for chunks `first` to `last`. By all
+    // consumers, who pass a barrier in it, so that it may use the scratch.
+    template <class Ring, class Operand, class Finish>
+    __device__ static void consume_each(Ring& ring, float* scratch, Operand operand, Finish finish) {
+        for (int unit = begin(blockIdx.x), end = begin(blockIdx.x + 1); unit < end;) {
+            const int tile = unit / kChunks, first = unit - tile * kChunks, last = min(kChunks, first + end - unit);
+            uint4 x[kChunks];
+            operand(tile, first, last, x);
+            consume_tile(ring, x, scratch, tile, first, last, finish);
+            unit += last - first;
+        }
+    }
+
+    // Whether this block has any unit.
+    __device__ static bool has_units() { return begin(blockIdx.x) < begin(blockIdx.x + 1); }
+
+    // Chunks `first` to `last` of a tile. `parts`: 2048 floats.
+    template <class Ring, class Finish>
+    __device__ __forceinline__ static void consume_tile(
+        Ring& ring, const uint4 (&x)[kChunks], float* parts, int tile, int first, int last, Finish& finish) {
+        const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+        const uint32_t own = (warp * 64 + lane) * 16;
+        float even[4] = {0, 0, 0, 0}, odd[4] = {0, 0, 0, 0};
+        // Two units at a time where there are two: their loads wait together.
+#pragma unroll
+        for (int chunk = 0; chunk < kChunks; chunk += 2) {
+            const bool here = first <= chunk && chunk < last;
+            const bool next = chunk + 1 < kChunks && first <= chunk + 1 && chunk + 1 < last;
+            if (here && next) {
+                const uint32_t slot = ring.front() + own, after = ring.behind(1) + own;
+                const uint4 one = load_shared(slot), two = load_shared(slot + 512);
+                const uint4 three = load_shared(after), four = load_shared(after + 512);
+                mma_bf16(even, one, x[chunk].x, x[chunk].y);
+                mma_bf16(odd, two, x[chunk].z, x[chunk].w);
+                mma_bf16(even, three, x[(chunk + 1) % kChunks].x, x[(chunk + 1) % kChunks].y);
+                mma_bf16(odd, four, x[(chunk + 1) % kChunks].z, x[(chunk + 1) % kChunks].w);
+                ring.pop();
+                ring.pop();
+            } else {
+                if (here) multiply(ring, own, x[chunk], even, odd);
+                if (next) multiply(ring, own, x[(chunk + 1) % kChunks], even, odd);
+            }
+        }
+        float2* mine = reinterpret_cast<float2*>(parts + warp * 128) + lane;
+        // W rows lane / 4 and 8 more, batch rows 2 (lane % 4) and the next one.
+        mine[0] = make_float2(even[0] + odd[0], even[1] + odd[1]);
+        mine[32] = make_float2(even[2] + odd[2], even[3] + odd[3]);
+        sync_consumers();
+        if (threadIdx.x < 128 * TM) {
+            const int group = threadIdx.x >> 7, cell = threadIdx.x & 127;
+            const float* column = parts + group * kSharers * 128;
+            finish((tile * TM + group) * 16 + (cell >> 3), cell & 7, Column{column, cell}, first == 0,
+                   last == kChunks);
         }
     }
 
