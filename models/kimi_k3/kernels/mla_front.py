@@ -46,8 +46,8 @@ TOKENS = 16
 # Cached rows of a unit, 16 bytes apart from each other; a unit of weights is smaller.
 SLOT_BYTES = TOKENS * (2 * (LATENT + SHARED_KEY) + 16)
 SCRATCH_BYTES = 2 * ROWS_AT_ONCE * Q_RANK
-# Beside the scratch: the newest cached row, two scales a row, sums of a warp and row each.
-KEPT_BYTES = 2 * (LATENT + SHARED_KEY) + 4 * ROWS_AT_ONCE * (2 + half_layer.WARPS)
+# Beside the scratch: the newest cached row; of each row two scales, the count of its slices and a sum of each warp.
+KEPT_BYTES = 2 * (LATENT + SHARED_KEY) + 4 * ROWS_AT_ONCE * (3 + half_layer.WARPS)
 
 
 def scratch(axes, config):

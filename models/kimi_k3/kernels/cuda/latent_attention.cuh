@@ -5,8 +5,8 @@
 // and the heads, in groups of eight, as second: scores S^T[16 rows, 8 heads] = C[16, 576] Q^T, values
 // O^T[16 latents, 8 heads] = C^T[16, 16 rows] P^T. A slot is read twice from shared memory, once from global memory.
 //
-// Up to four units at a time. Scores: a warp takes one unit and a quarter of k. Softmax: a warp takes one head, its running
-// maximum and its total. Values: a warp takes 32 latents of all heads. Scores, maximum and sums are float32, in powers of
+// Up to four units at a time. Scores: a warp takes a quarter of k and one unit, or two units and one of two groups of heads.
+// Softmax: a warp takes one head, its running maximum and its total. Values: a warp takes 32 latents of all heads. Scores, maximum and sums are float32, in powers of
 // two; probabilities are rounded to bfloat16 as an operand.
 #pragma once
 #include "block.cuh"
@@ -32,12 +32,19 @@ struct Slices {
     }
 };
 
+// Every row has as many blocks: what this one has is slice `index` of row `row`, which may lie behind the rows.
+struct SlicePlace {
+    int blocks, row, index;
+    __device__ explicit SlicePlace(int rows)
+        : blocks(BLOCKS / rows), row(blockIdx.x / blocks), index(blockIdx.x % blocks) {}
+};
+
 // One slice of one row: units first to last; none, where first == last.
 struct Slice {
     int length, first = 0, last = 0;
-    __device__ Slice(int row_length, int blocks, int index) : length(row_length) {
-        const Slices slices(row_length, blocks);
-        if (index < slices.count) first = index * slices.each, last = min(first + slices.each, slices.units);
+    __device__ Slice(int row_length, const SlicePlace& place) : length(row_length) {
+        const Slices slices(row_length, place.blocks);
+        if (place.index < slices.count) first = place.index * slices.each, last = min(first + slices.each, slices.units);
     }
     __device__ bool any() const { return first < last; }
     // Whether it has the newest row, which its block computes.
@@ -59,21 +66,21 @@ class LatentAttention {
 public:
     static constexpr int kGroups = (HEADS + 7) / 8;
     static constexpr int kQueryPitch = kCached + 8;  // bf16 of a head: eight heads begin in different banks
-    static constexpr int kScratchBytes = 4 * 4 * HEADS * 68 + 2 * 8 * kGroups * 72 + 4 * 8 * kGroups;
+    static constexpr int kScorePitch = kTogether * kTokens + 4, kWeightPitch = kTogether * kTokens + 8;  // of a head
+    static constexpr int kScoreFloats = 4 * HEADS * kScorePitch;
+    static constexpr int kScratchBytes = 4 * kScoreFloats + (2 * kWeightPitch + 4) * 8 * kGroups;
     static_assert(2 * HEADS * kQueryPitch <= kScratchBytes, "queries fit where scores and weights will be");
 
     // `queries`: [HEADS, kQueryPitch] bf16 in shared memory, which is free behind the next barrier.
     __device__ explicit LatentAttention(const __nv_bfloat16* queries) {
+        const int head = group() * 8 + lane() / 4, k = quarter() * kQuarter + lane() % 4 * 2;
+        const uint32_t* from = reinterpret_cast<const uint32_t*>(queries + head * kQueryPitch + k);
+        const bool live = head < HEADS;
 #pragma unroll
-        for (int step = 0; step < kSteps; ++step)
-#pragma unroll
-            for (int group = 0; group < kGroups; ++group) {
-                const int head = group * 8 + lane() / 4, k = quarter() * kQuarter + step * 16 + lane() % 4 * 2;
-                const uint32_t* from = reinterpret_cast<const uint32_t*>(queries + head * kQueryPitch + k);
-                const bool live = head < HEADS;
-                query_[step][group][0] = live ? from[0] : 0;
-                query_[step][group][1] = live ? from[4] : 0;
-            }
+        for (int step = 0; step < kSteps; ++step) {
+            query_[step][0] = live ? from[step * 8] : 0;
+            query_[step][1] = live ? from[step * 8 + 4] : 0;
+        }
     }
 
     // All of the slice. `newest`: its newest row, [576] bf16 in shared memory; `memory`: shared memory from its start;
@@ -81,9 +88,9 @@ public:
     template <class Ring>
     __device__ void attend(Ring& ring, const Slice& slice, const __nv_bfloat16* newest, unsigned char* memory,
                            float* scratch) {
-        float* scores = scratch;                                                              // [4][HEADS][68]
-        __nv_bfloat16* weights = reinterpret_cast<__nv_bfloat16*>(scores + 4 * HEADS * 68);   // [8 kGroups][72]
-        float* kept = reinterpret_cast<float*>(weights + 8 * kGroups * 72);                   // [8 kGroups]
+        float* scores = scratch;  // [4][HEADS][kScorePitch]
+        __nv_bfloat16* weights = reinterpret_cast<__nv_bfloat16*>(scores + kScoreFloats);  // [8 kGroups][kWeightPitch]
+        float* kept = reinterpret_cast<float*>(weights + 8 * kGroups * kWeightPitch);      // [8 kGroups]
         sync_consumers();  // the queries have been read
         for (int unit = slice.first; unit < slice.last; unit += kTogether) {
             const int units = min(kTogether, slice.last - unit), seen = slice.length - unit * kTokens;
@@ -91,11 +98,14 @@ public:
                 complete(memory + (ring.behind(units - 1) - shared_address(memory)), seen - (units - 1) * kTokens, newest);
                 sync_consumers();
             }
-            if (warp() / 4 < units) score(ring.behind(warp() / 4), scores);
+#pragma unroll 1
+            for (int i = warp() / (4 * kGroups); i < units; i += kTogether / kGroups)
+                score(ring.behind(i), scores + i * kTokens);
             sync_consumers();
             if (warp() < HEADS) weigh(min(seen, units * kTokens), scores, weights, kept);
             sync_consumers();
             add_values(ring, units, weights, kept);
+#pragma unroll 1
             for (int i = 0; i < units; ++i) ring.pop();
         }
     }
@@ -121,7 +131,9 @@ private:
 
     __device__ static int lane() { return threadIdx.x & 31; }
     __device__ static int warp() { return threadIdx.x >> 5; }
+    // What this warp takes of the scores.
     __device__ static int quarter() { return warp() & 3; }
+    __device__ static int group() { return warp() / 4 % kGroups; }
 
     // The last unit of a row: its newest row, and zeros behind it, since what is there may be no number.
     __device__ static void complete(unsigned char* slot, int rows, const __nv_bfloat16* newest) {
@@ -133,29 +145,19 @@ private:
         }
     }
 
-    // Rows of one unit against all heads, over this warp's quarter of k.
+    // Rows of one unit against this warp's heads, over its quarter of k. `scores`: those of the unit's first row.
     __device__ void score(uint32_t slot, float* scores) const {
-        float even[kGroups][4], odd[kGroups][4];
-#pragma unroll
-        for (int group = 0; group < kGroups; ++group)
-#pragma unroll
-            for (int i = 0; i < 4; ++i) even[group][i] = odd[group][i] = 0;
+        float even[4] = {}, odd[4] = {};
         // Matrices: rows 0 to 7 and 8 to 15 of eight k, then of the next eight.
         const uint32_t row = slot + (lane() & 15) * kRowPitch + quarter() * kQuarter * 2 + lane() / 16 * 16;
 #pragma unroll
-        for (int step = 0; step < kSteps; ++step) {
-            const uint4 cached = load_matrices(row + step * 32);
+        for (int step = 0; step < kSteps; ++step)
+            mma_bf16(step % 2 ? odd : even, load_matrices(row + step * 32), query_[step][0], query_[step][1]);
 #pragma unroll
-            for (int group = 0; group < kGroups; ++group)
-                mma_bf16(step % 2 ? odd[group] : even[group], cached, query_[step][group][0], query_[step][group][1]);
+        for (int i = 0; i < 4; ++i) {
+            const int head = group() * 8 + lane() % 4 * 2 + i % 2, token = i / 2 * 8 + lane() / 4;
+            if (head < HEADS) scores[(quarter() * HEADS + head) * kScorePitch + token] = even[i] + odd[i];
         }
-#pragma unroll
-        for (int group = 0; group < kGroups; ++group)
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const int head = group * 8 + lane() % 4 * 2 + i % 2, token = warp() / 4 * kTokens + i / 2 * 8 + lane() / 4;
-                if (head < HEADS) scores[(quarter() * HEADS + head) * 68 + token] = even[group][i] + odd[group][i];
-            }
     }
 
     // One head of up to 64 tokens, of which `seen` count.
@@ -168,7 +170,7 @@ private:
             if (token < seen) {
                 float sum = 0;
 #pragma unroll
-                for (int part = 0; part < 4; ++part) sum += scores[(part * HEADS + warp()) * 68 + token];
+                for (int part = 0; part < 4; ++part) sum += scores[(part * HEADS + warp()) * kScorePitch + token];
                 score[i] = sum * SCALE_LOG2;
             }
             largest = fmaxf(largest, score[i]);
@@ -182,7 +184,7 @@ private:
         for (int i = 0; i < 2; ++i) {
             const float weight = exp2f(score[i] - largest);
             total_ += weight;
-            weights[warp() * 72 + lane() + 32 * i] = __float2bfloat16(weight);
+            weights[warp() * kWeightPitch + lane() + 32 * i] = __float2bfloat16(weight);
         }
         if (lane() == 0) kept[warp()] = share;
     }
@@ -198,6 +200,7 @@ private:
 #pragma unroll
                 for (int half = 0; half < 2; ++half) sums_[half][group][i] *= share;
             }
+#pragma unroll 1
         for (int unit = 0; unit < units; ++unit) {
             // Matrices: latents 0 to 7 and 8 to 15 of eight rows, then of the other eight.
             const uint32_t row = ring.behind(unit) + ((lane() & 7) + lane() / 16 * 8) * kRowPitch + warp() * 64 +
@@ -206,7 +209,7 @@ private:
 #pragma unroll
             for (int group = 0; group < kGroups; ++group) {
                 const uint32_t* from = reinterpret_cast<const uint32_t*>(
-                    weights + (group * 8 + lane() / 4) * 72 + unit * kTokens + lane() % 4 * 2);
+                    weights + (group * 8 + lane() / 4) * kWeightPitch + unit * kTokens + lane() % 4 * 2);
                 const uint32_t low = from[0], high = from[4];
 #pragma unroll
                 for (int half = 0; half < 2; ++half) mma_bf16(sums_[half][group], cached[half], low, high);
@@ -214,7 +217,7 @@ private:
         }
     }
 
-    uint32_t query_[kSteps][kGroups][2];
+    uint32_t query_[kSteps][2];
     float sums_[2][kGroups][4] = {};
     float largest_ = __int_as_float(0xff800000), total_ = 0;  // of this warp's head; the total of this lane's tokens
 };

@@ -44,7 +44,7 @@ static_assert(kTails + BLOCKS * kTailCells <= CELLS, "the launch has as many cel
 
 constexpr int kScratchFloats = kRowsAtOnce * kQRank / 2;  // the normed query latents
 constexpr int kNewestFloats = kCached / 2;
-constexpr int kKeptFloats = kNewestFloats + 2 * kRowsAtOnce + kRowsAtOnce * kWarps;
+constexpr int kKeptFloats = kNewestFloats + 3 * kRowsAtOnce + kRowsAtOnce * kWarps;
 constexpr int kShared = SLOTS * kSlotBytes + 4 * (kScratchFloats + kKeptFloats) + Ring::kBarrierBytes + 16;
 static_assert(kShared == SHARED_BYTES, "the launch asks for what the kernel uses");
 static_assert(LatentAttention::kScratchBytes <= 4 * kScratchFloats && Contexts::kScratchFloats <= kScratchFloats, "room");
@@ -99,14 +99,13 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) mla_front(
     __nv_bfloat16* newest = reinterpret_cast<__nv_bfloat16*>(scratch + kScratchFloats);  // [576]
     float* first_scales = scratch + kScratchFloats + kNewestFloats;                      // [rows]: of the first mix
     float* query_scales = first_scales + kRowsAtOnce;                                    // [rows]: of the query latent
-    float* sums = query_scales + kRowsAtOnce;                                            // [8 * 16]
+    int* slice_counts = reinterpret_cast<int*>(query_scales + kRowsAtOnce);              // [rows]
+    float* sums = query_scales + 2 * kRowsAtOnce;                                        // [8 * 16]
     uint32_t* shared_epoch = reinterpret_cast<uint32_t*>(scratch + kScratchFloats + kKeptFloats);
     Ring ring(memory, shared_epoch + 4);
     const int thread = threadIdx.x, block = blockIdx.x;
-    // Of the blocks that a row has, which this one is.
-    const int blocks_of_row = BLOCKS / rows, attended_row = block / blocks_of_row, slice_index = block % blocks_of_row;
     volatile uint32_t* ahead = shared_epoch + 1;  // copies of the ring on their way
-    if (thread == 0) ring.init(kWarps), *ahead = WINDOW;
+    if (thread == kConsumers) ring.init(kWarps), *ahead = WINDOW;
     __syncthreads();
     asm volatile("griddepcontrol.launch_dependents;");
     if (thread >= kConsumers) {
@@ -116,9 +115,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) mla_front(
             Queries::produce(ring, q_b, ahead);
             Absorption::produce(ring, up_key, ahead);
             asm volatile("griddepcontrol.wait;" ::: "memory");
-            if (attended_row < rows)
-                produce_slice(ring, Slice(__ldg(lengths + attended_row), blocks_of_row, slice_index),
-                              page_table + static_cast<int64_t>(attended_row) * table_stride, cache, page_stride, ahead);
+            const SlicePlace place(rows);
+            if (place.row < rows)
+                produce_slice(ring, Slice(__ldg(lengths + place.row), place),
+                              page_table + static_cast<int64_t>(place.row) * table_stride, cache, page_stride, ahead);
             Values::produce(ring, up_value, ahead);
             OutProjection::produce(ring, o_proj, ahead);
             Front::produce(ring, front, ahead);
@@ -174,7 +174,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) mla_front(
     {
         uint4 x[InProjection::kChunks];
         read_normed<InProjection>(x, normed, rows);
-        if (thread < rows) first_scales[thread] = FirstMix::scale(mix_squares + thread * FirstMix::kBlocks);
+        if (thread < rows) {
+            first_scales[thread] = FirstMix::scale(mix_squares + thread * FirstMix::kBlocks);
+            slice_counts[thread] = Slices(__ldg(lengths + thread), BLOCKS / rows).count;
+        }
         InProjection::consume(
             ring, x, scratch, [&](int column, int at, InProjection::Column parts, bool starts, bool) {
                 if (at < rows) projection.send(at, column, starts, parts.sum(), epoch);
@@ -187,31 +190,37 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) mla_front(
     // Queries: every block that has some of them norms the query latents for itself.
     if (Queries::has_units()) {
         constexpr int kEach = kQRank / kConsumers;
-        float weight[kEach], squares[kRowsAtOnce];
+        float weight[kEach];
 #pragma unroll
         for (int i = 0; i < kEach; ++i) weight[i] = __bfloat162float(__ldg(q_a_norm + thread + i * kConsumers));
-#pragma unroll
-        for (int row = 0; row < kRowsAtOnce; row += 2) {  // two rows wait together
-            squares[row] = squares[row + 1] = 0;
-            if (row >= rows) continue;
+#pragma unroll 1
+        for (int row = 0; row < rows; row += 2) {  // two rows wait together
+            const int second = min(row + 1, rows - 1);
             int from[2 * kEach], columns[2 * kEach];
-            float values[2 * kEach];
+            float values[2 * kEach], squares[2] = {0, 0};
 #pragma unroll
             for (int i = 0; i < 2 * kEach; ++i)
-                from[i] = min(row + i / kEach, rows - 1), columns[i] = thread + i % kEach * kConsumers;
+                from[i] = i < kEach ? row : second, columns[i] = thread + i % kEach * kConsumers;
             projection.receive(from, columns, values, epoch, health);
 #pragma unroll
             for (int i = 0; i < 2 * kEach; ++i) {
                 const float value = values[i] * first_scales[from[i]];
-                squares[row + i / kEach] += value * value;
-                if (row + i / kEach < rows)
-                    narrow[from[i] * kQRank + columns[i]] = __float2bfloat16(value * weight[i % kEach]);
+                squares[i / kEach] += value * value;
+                narrow[from[i] * kQRank + columns[i]] = __float2bfloat16(value * weight[i % kEach]);
+            }
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                const float sum = warp_sum(squares[i]);
+                if ((thread & 31) == 0) sums[(i ? second : row) * kWarps + thread / 32] = sum;
             }
         }
-        block_sums(squares, sums);
+        sync_consumers();
+        if (thread < rows) {
+            float sum = 0;
 #pragma unroll
-        for (int row = 0; row < kRowsAtOnce; ++row)
-            if (thread == row) query_scales[row] = 1.f / sqrtf(squares[row] / kQRank + Q_EPS);
+            for (int warp = 0; warp < kWarps; ++warp) sum += sums[thread * kWarps + warp];
+            query_scales[thread] = 1.f / sqrtf(sum / kQRank + Q_EPS);
+        }
         uint4 x[Queries::kChunks];
 #pragma unroll
         for (int chunk = 0; chunk < Queries::kChunks; ++chunk)
@@ -244,7 +253,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) mla_front(
     STAMP(6);
 
     // Attention over this block's slice of one row.
-    const Slice slice(attended_row < rows ? __ldg(lengths + attended_row) : 0, blocks_of_row, slice_index);
+    const SlicePlace place(rows);
+    const int attended_row = place.row;
+    const Slice slice(attended_row < rows ? __ldg(lengths + attended_row) : 0, place);
     if (slice.any()) {
         sync_consumers();
         constexpr int kPitch = LatentAttention::kQueryPitch;
@@ -290,26 +301,26 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) mla_front(
     // Values: slices put together, times the head's matrix, times the gate.
     {
         float gate = 0;
-        const Contexts contexts(slices, lengths, rows, blocks_of_row, scratch);
+        const Contexts contexts(slices, slice_counts, rows, BLOCKS / rows, scratch);
         Values::consume_each(
             ring, scratch,
             [&](int tile, int begin, int end, uint4(&x)[Values::kChunks]) {
-                const int at[1] = {thread & 7}, column[1] = {kGateColumn + tile * 32 + thread / 8};
-                if (thread < 256 && at[0] < rows) {
-                    float value[1];
-                    projection.receive(at, column, value, epoch, health);
-                    gate = sigmoid(value[0] * first_scales[at[0]]);
-                }
+                // By all threads, of which half will use it; without a condition, which would take a predicate.
+                const int at[1] = {min(thread & 7, rows - 1)}, column[1] = {kGateColumn + tile * 32 + (thread & 255) / 8};
+                float value[1];
+                projection.receive(at, column, value, epoch, health);
+                gate = sigmoid(value[0] * first_scales[at[0]]);
                 const int head = tile * 32 / kValue;
                 sync_consumers();
                 contexts.weigh(head, epoch, health);
 #pragma unroll
                 for (int chunk = 0; chunk < Values::kChunks; ++chunk) {
-                    if (chunk < begin || chunk >= end) continue;
-                    sync_consumers();
-                    contexts.load(head, chunk * Values::kChunk, epoch, health);
-                    sync_consumers();
-                    x[chunk] = operand<Values>(contexts.contexts(), Contexts::kPitch, Values::k_of(0), rows);
+                    if (begin <= chunk && chunk < end) {
+                        sync_consumers();
+                        contexts.load(head, chunk * Values::kChunk, epoch, health);
+                        sync_consumers();
+                        x[chunk] = operand<Values>(contexts.contexts(), Contexts::kPitch, Values::k_of(0), rows);
+                    }
                 }
                 sync_consumers();
             },
@@ -322,7 +333,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) mla_front(
     // Output projection.
     {
         sync_consumers();
-        gather<4>(
+        gather<3>(
             attended, rows * kChannels, epoch, health,
             [&](int i, int& row, int& column) { row = i / kChannels, column = i % kChannels; },
             [&](int i, float value) { narrow[i] = __float2bfloat16(value); });

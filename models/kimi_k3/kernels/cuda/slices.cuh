@@ -29,16 +29,16 @@ public:
     static constexpr int kScratchFloats = 512 + 8 * kWidth + 8 * kPitch / 2;
     static_assert(2 * BLOCKS <= 512, "each slice has its maximum and its share");
 
-    // `scratch`: kScratchFloats.
-    __device__ Contexts(SliceCells cells, const int* lengths, int rows, int blocks_of_row, float* scratch)
-        : cells_(cells), lengths_(lengths), rows_(rows), blocks_(blocks_of_row), shares_(scratch),
+    // `counts`: slices of each row, in shared memory. `scratch`: kScratchFloats.
+    __device__ Contexts(SliceCells cells, const int* counts, int rows, int blocks_of_row, float* scratch)
+        : cells_(cells), counts_(counts), rows_(rows), blocks_(blocks_of_row), shares_(scratch),
           sums_(scratch + 512), contexts_(reinterpret_cast<__nv_bfloat16*>(scratch + 512 + 8 * kWidth)) {}
 
     // What each slice counts for in a head. By all consumers; another barrier must pass before load().
     __device__ void weigh(int head, uint32_t epoch, unsigned long long* health) const {
         float* largest = shares_ + BLOCKS;
         const int item = threadIdx.x, row = item / blocks_;  // an item's slice was attended to by the block of its number
-        if (row < rows_ && item % blocks_ < slices_of(row)) {
+        if (row < rows_ && item % blocks_ < counts_[row]) {
             const unsigned long long* from = cells_.cells + item * SliceCells::kCells + SliceCells::kMaximum + 2 * head;
             const unsigned long long* const both[2] = {from, from + 1};
             float values[2];
@@ -48,7 +48,7 @@ public:
         sync_consumers();
         const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
         if (warp >= rows_) return;
-        const int count = slices_of(warp), first = warp * blocks_;
+        const int count = counts_[warp], first = warp * blocks_;
         float highest = __int_as_float(0xff800000), total = 0;
         for (int i = lane; i < count; i += 32) highest = fmaxf(highest, largest[first + i]);
 #pragma unroll
@@ -61,11 +61,11 @@ public:
     // Latents from `first` on. By all consumers, between barriers; another one must pass before context() is read.
     __device__ void load(int head, int first, uint32_t epoch, unsigned long long* health) const {
         // 64 threads take four latents each of some of a row's slices: the fewer rows, the more share one.
-        constexpr int kGroups = kConsumers / 64, kEach = kWidth / 64, kAtOnce = 4;
+        constexpr int kGroups = kConsumers / 64, kEach = kWidth / 64, kAtOnce = 2;
         const int sharers = rows_ == 1 ? 8 : rows_ == 2 ? 4 : rows_ <= 4 ? 2 : 1;
         const int group = threadIdx.x >> 6, latent = threadIdx.x & 63, row = group / sharers;
         float sum[kEach] = {};
-        const int count = row < rows_ ? slices_of(row) : 0;
+        const int count = row < rows_ ? counts_[row] : 0;
         for (int start = group % sharers; start < count; start += kAtOnce * sharers) {
             const unsigned long long* from[kAtOnce * kEach];
             float found[kAtOnce * kEach];
@@ -97,10 +97,8 @@ public:
     __device__ const __nv_bfloat16* contexts() const { return contexts_; }
 
 private:
-    __device__ int slices_of(int row) const { return Slices(__ldg(lengths_ + row), blocks_).count; }
-
     SliceCells cells_;
-    const int* lengths_;
+    const int* counts_;
     int rows_, blocks_;
     float* shares_;              // [BLOCKS], then as many maxima
     float* sums_;                // [8][kWidth]
