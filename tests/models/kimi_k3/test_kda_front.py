@@ -1,50 +1,24 @@
 """The first half of a KDA layer as one launch: its packing, its plan, its machine code; on a GPU, what it computes."""
 
-import importlib.util
-import multiprocessing
-import shutil
 from importlib import import_module
-from importlib.resources import files
-from pathlib import Path
 from types import SimpleNamespace
 
-import cuda_on_cpu
 import pytest
 import torch
-from fasttrack_validation import contracts
-from fasttrack_validation.contracts.base import TensorRole, Workload
 from fasttrack_validation.contracts.kimi_k3.architecture import Architecture
-from fasttrack_validation.judge.pack import KernelPack
 from fasttrack_validation.judge.plan import validate
-from fasttrack_validation.numerics.calibrate import decide, measure
-from fasttrack_validation.tensors import torch_dtype
+from half_layers import HARDWARE, HalfLayer, equal_bits, launching_context, needs_compiler, nine_rows, workload, wrong
 from long_tests import long
 from refills import unordered
 
-PART = "attn_res_norm+in_projection+kda_decode+o_proj_residual+attn_res_norm+front"
-ROOT = files("fasttrack_models.kimi_k3")
-ENTRY = "kernels/kda_front.py"
-HARDWARE = {"name": "H200", "capability": 90, "multiprocessors": 132, "max_shared": 232448}
-
-kernel = import_module("fasttrack_models.kimi_k3.kernels.kda_front")
+LAUNCH = HalfLayer("attn_res_norm+in_projection+kda_decode+o_proj_residual+attn_res_norm+front", "kda_front")
 half_layer = import_module("fasttrack_models.kimi_k3.kernels.half_layer")
-CONFIG = kernel.DEFAULT
-
-
-def sources():
-    folders = (ROOT / "kernels", ROOT / "kernels" / "cuda")
-    paths = [path for folder in folders for path in folder.iterdir() if path.name.endswith((".cu", ".cuh"))]
-    return {ENTRY: (ROOT / ENTRY).read_text()} | {str(path.relative_to(ROOT)): path.read_text() for path in paths}
+kernel, CONFIG = LAUNCH.kernel, LAUNCH.config
 
 
 @pytest.fixture(scope="module")
 def op():
-    return contracts.load("kimi_k3").op(PART)
-
-
-def workload(op, name, **axes):
-    found = next(w for w in op.workloads() if w.name == name)
-    return Workload(name=name, axes=found.axes | axes)
+    return LAUNCH.contract()
 
 
 # Packing
@@ -99,47 +73,20 @@ def test_constants_are_those_of_the_published_model():
 # The plan
 
 
-def _record(pipe, payload, directory):
-    from fasttrack_validation.judge.recorder import job
-
-    pipe.send(job.run(payload, (), directory))
-
-
-def recorded(op, at, directory):
-    tensors = [spec.model_dump(mode="json") for spec in op.tensors(at)]
-    candidate = {"op": PART, "entry": ENTRY, "files": sources(), "config": CONFIG}
-    payload = {
-        "candidate": candidate, "workloads": [{"name": at.name, "axes": at.axes, "tensors": tensors}],
-        "hardware": HARDWARE,
-    }  # fmt: skip
-    ours, theirs = multiprocessing.get_context("fork").Pipe()
-    child = multiprocessing.get_context("fork").Process(target=_record, args=(theirs, payload, directory))
-    child.start()
-    answer, _ = ours.recv()
-    child.join()
-    assert "rejected" not in answer, answer
-    return KernelPack.model_validate(answer["packs"][0])
-
-
 @pytest.fixture(scope="module")
 def packs(op, tmp_path_factory):
     """A single row, and nine: two launches."""
     pytest.importorskip("cuda.bindings.nvrtc", reason="CUDA C++ needs the extra fasttrack[cuda]")
     return {
-        name: (at, recorded(op, at, tmp_path_factory.mktemp("record")))
-        for name, at in (("one", workload(op, "tp8-b1")), ("nine", nine(op)))
+        name: (at, LAUNCH.recorded(op, at, tmp_path_factory.mktemp("record")))
+        for name, at in (("one", workload(op, "tp8-b1")), ("nine", nine_rows(op, slots=14)))
     }
-
-
-def nine(op):
-    rows = {"rows": 9, "slots": 14, "attn_res_norm_1_block_stride": 9 * 7168, "peer_stride": 9 * 7168}
-    return workload(op, "tp16-b16", **rows, attn_res_norm_2_block_stride=9 * 7168)
 
 
 @pytest.mark.parametrize(("name", "launches"), [("one", 1), ("nine", 2)])
 def test_a_plan_is_one_cooperative_launch_for_every_eight_rows(op, packs, name, launches):
     at, pack = packs[name]
-    functions = {ENTRY: {}} | {file: {} for file in sources() if file.endswith(".cu")}
+    functions = {LAUNCH.entry: {}} | {file: {} for file in LAUNCH.sources if file.endswith(".cu")}
     assert validate(pack, op.tensors(at), functions) == ()
     assert len(pack.launches) == launches
     for launch in pack.launches:
@@ -159,7 +106,7 @@ def test_it_compiles_without_spills(packs, name, target):
     from fasttrack_validation.judge.device_code import cuda_compiler, sass
 
     _, pack = packs[name]
-    cuda = {file: text for file, text in sources().items() if not file.endswith(".py")}
+    cuda = LAUNCH.cuda_sources
     for variant in pack.kernels.values():
         made = cuda_compiler.compile_kernel(cuda, variant, target)
         report = sass.ptxas_report(made.log)
@@ -173,7 +120,7 @@ def test_no_slot_is_filled_again_before_it_is_read(packs):
     from fasttrack_validation.judge.device_code import cuda_compiler
 
     (variant,) = packs["one"][1].kernels.values()
-    cuda = {file: text for file, text in sources().items() if not file.endswith(".py")}
+    cuda = LAUNCH.cuda_sources
     assert unordered(cuda_compiler.compile_kernel(cuda, variant, 90).ptx, freed_by_arrival=True) == []
     file = "kernels/cuda/weight_ring.cuh"
     cuda[file] = cuda[file].replace('asm volatile("fence.proxy.async.shared::cta;" ::: "memory");', "")
@@ -183,27 +130,8 @@ def test_no_slot_is_filled_again_before_it_is_read(packs):
 # What it computes
 
 
-class OnCpu:
-    """Launches on CPU tensors as if on nine multiprocessors, so that blocks share tiles; `edit` changes a source."""
-
-    def __init__(self, directory, edit=None, backwards=False):
-        self.hardware = SimpleNamespace(multiprocessors=9)
-        self._directory, self._backwards, self._texts = directory, backwards, sources()
-        if edit:
-            file, old, new = edit
-            assert self._texts[file].count(old) == 1
-            self._texts[file] = self._texts[file].replace(old, new)
-
-    def cuda(self, file, function, *, threads, constants, cooperative, pdl):
-        run = cuda_on_cpu.compiled(self._texts, file, constants, threads, self._directory)
-
-        class Launch:
-            def __getitem__(launch, grid):
-                return lambda *arguments, shared_bytes: run(
-                    *arguments, blocks=grid[0], shared_bytes=shared_bytes, backwards=self._backwards
-                )
-
-        return Launch()
+# As if on so many multiprocessors, blocks share tiles.
+BLOCKS = 9
 
 
 @pytest.fixture(scope="module")
@@ -214,22 +142,13 @@ def exam(op):
     return at, inputs, op.oracle(inputs, at), op.plain(inputs, at)
 
 
-def wrong(op, exam, made):
-    _, inputs, oracle, plain = exam
-    rulings = {tensor: ruling(op, inputs, tensor, oracle, plain, got) for tensor, got in made.items()}
-    return {tensor for tensor, found in rulings.items() if found.decision != "pass"}
-
-
-needs_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="a CPU runs CUDA C++ through g++")
-
-
 @pytest.mark.slow
 @needs_compiler
 def test_its_text_agrees_with_the_oracle_on_a_cpu(op, exam, tmp_path):
     at, inputs, *_ = exam
-    made, buffers = run(op, at, inputs, OnCpu(tmp_path), "cpu")
+    made, buffers = LAUNCH.run(op, at, inputs, LAUNCH.on_cpu(tmp_path, BLOCKS), "cpu")
     assert wrong(op, exam, made) == set() and int(buffers.cells[1]) == 0
-    assert int(buffers.cells[0]) == 9 * 3, "nine blocks arrive at three phases"
+    assert int(buffers.cells[0]) == BLOCKS * 3, "all blocks arrive at three phases"
 
 
 @pytest.mark.slow
@@ -255,7 +174,7 @@ def test_its_text_agrees_with_the_oracle_on_a_cpu(op, exam, tmp_path):
 )
 def test_a_planted_fault_is_seen_on_a_cpu(op, exam, tmp_path, edit, seen, unseen):
     at, inputs, *_ = exam
-    made, _ = run(op, at, inputs, OnCpu(tmp_path, edit), "cpu")
+    made, _ = LAUNCH.run(op, at, inputs, LAUNCH.on_cpu(tmp_path, BLOCKS, edit), "cpu")
     found = wrong(op, exam, made)
     assert seen <= found and not unseen & found
 
@@ -264,12 +183,10 @@ def test_a_planted_fault_is_seen_on_a_cpu(op, exam, tmp_path, edit, seen, unseen
 @pytest.mark.parametrize("name", ["tp8-b1", "tp8-b4", "tp16-b8", "tp16-b16"])
 def test_it_agrees_with_the_oracle_and_with_itself(op, name):
     """The contract's comparison; the same bits from the same state again; and the planted faults that must not pass."""
-    if not torch.cuda.is_available():
-        pytest.skip("needs a CUDA GPU")
     context = launching_context()
     at = workload(op, name)
     inputs = op.make_inputs(at, "typical", torch.seed() % 2**62)
-    first, buffers = run(op, at, inputs, context, "cuda")
+    first, buffers = LAUNCH.run(op, at, inputs, context, "cuda")
     for state in ("conv_state", "recurrent_state"):
         getattr(buffers, state).copy_(inputs[state])
     kernel.launch(context, buffers, at.axes, CONFIG)
@@ -278,41 +195,7 @@ def test_it_agrees_with_the_oracle_and_with_itself(op, name):
     oracle, plain = op.oracle(inputs, at), op.plain(inputs, at)
     assert wrong(op, (at, inputs, oracle, plain), first) == set()
     for tensor, got in first.items():
-        again = getattr(buffers, tensor).cpu().contiguous()
-        assert torch.equal(got.view(torch.uint8), again.view(torch.uint8)), tensor
-    changed, _ = run(op, at, inputs | {"peers": inputs["peers"].roll(1, 2)}, context, "cuda")
+        assert equal_bits(got, getattr(buffers, tensor).cpu()), tensor
+    changed, _ = LAUNCH.run(op, at, inputs | {"peers": inputs["peers"].roll(1, 2)}, context, "cuda")
     faults = wrong(op, (at, inputs, oracle, plain), changed)
     assert "o_proj_residual_stream" in faults and not {"partial", "recurrent_state"} & faults
-
-
-def launching_context():
-    path = Path(__file__).parents[3] / "benchmarks/cuda_context.py"
-    spec = importlib.util.spec_from_file_location("cuda_context", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.Context(torch.cuda.get_device_properties(0).multi_processor_count)
-
-
-def run(op, at, inputs, context, device):
-    """Everything that the launch produces, on the CPU, and its buffers."""
-    made = {}
-    for spec in op.tensors(at):
-        storage = torch.zeros(spec.storage_elements, dtype=torch_dtype(spec.dtype), device=device)
-        made[spec.name] = storage.as_strided(spec.shape, spec.strides)
-        made[spec.name].copy_(inputs.get(spec.name, torch.tensor(float("nan"))))
-    static = {spec.name: inputs[spec.name] for spec in op.tensors(at) if spec.role is TensorRole.STATIC}
-    for name, tensor in kernel.prepare(context, SimpleNamespace(**static), at.axes, CONFIG).items():
-        made[name] = tensor.to(device)
-    for name, (shape, dtype) in kernel.scratch(at.axes, CONFIG).items():
-        made[name] = torch.full(shape, float("nan"), dtype=dtype, device=device)
-    for name, (shape, dtype, initial, _) in kernel.persistent(at.axes, CONFIG).items():
-        made[name] = torch.full(shape, initial, dtype=dtype, device=device)
-    buffers = SimpleNamespace(**made)
-    kernel.launch(context, buffers, at.axes, CONFIG)
-    return {name: made[name].cpu().contiguous() for name in op.produced}, buffers
-
-
-def ruling(op, inputs, tensor, oracle, plain, got):
-    comparison = next(c for c in op.comparisons if c.tensor == tensor)
-    owners = [op.row_of(tensor, (i,) + (0,) * (got.dim() - 1), inputs) for i in range(len(got))]
-    return decide(comparison, [measure(comparison, oracle[tensor], plain[tensor], got, owners)])
