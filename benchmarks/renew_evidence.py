@@ -51,6 +51,7 @@ def groups(packs: Path) -> Iterator[tuple[Part, ...]]:
     yield (
         Part("numerics-nano", (*numerics, *nano, "-o", str(MODEL / "evidence/numerics/h200")), 400),
         Part("numerics-layers", (*numerics, *layers, "-o", str(MODEL / "evidence/numerics/h200-layers")), 400, (0, 3)),
+        Part("served", (sys.executable, "-m", "pytest", "-q", "-m", "gpu", str(HERE.parent / "tests/fasttrack/serving")), 240),
     )
     yield from ((_cell(pattern.format(rows=rows)),) for pattern, every in KDA_CELLS for rows in every)
     for cell in ("tp8-mla_moe-r1-c*", "tp16-mla_moe-r1-c1024", "tp16-step-*", "tp8-mla_moe-r8-c*", "tp8-kda_moe-r*-v8"):
