@@ -3,7 +3,7 @@
 import importlib.util
 import multiprocessing
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
@@ -92,6 +92,28 @@ class HalfLayer:
         buffers = SimpleNamespace(**made)
         self.kernel.launch(context, buffers, at.axes, self.config)
         return {name: made[name].cpu().contiguous() for name in op.produced}, buffers
+
+    def agrees_on_gpu(self, op: OpContract, name: str, states: Collection[str]) -> None:
+        """The contract's comparison; the same bits from the same state again; and a planted fault that must not pass.
+
+        `states`: tensors that the launch changes. Skips where there is no GPU.
+        """
+        context = launching_context()
+        at = workload(op, name)
+        inputs = op.make_inputs(at, "typical", torch.seed() % 2**62)
+        first, buffers = self.run(op, at, inputs, context, "cuda")
+        for state in states:
+            getattr(buffers, state).copy_(inputs[state])
+        self.kernel.launch(context, buffers, at.axes, self.config)
+        torch.cuda.synchronize()
+        assert int(buffers.cells[1]) == 0, "a block gave up waiting"
+        exam = at, inputs, op.oracle(inputs, at), op.plain(inputs, at)
+        assert wrong(op, exam, first) == set()
+        for tensor, got in first.items():
+            assert equal_bits(got, getattr(buffers, tensor).cpu()), tensor
+        changed, _ = self.run(op, at, inputs | {"peers": inputs["peers"].roll(1, 2)}, context, "cuda")
+        faults = wrong(op, exam, changed)
+        assert "o_proj_residual_stream" in faults and not {"partial", *states} & faults
 
 
 class _OnCpu:

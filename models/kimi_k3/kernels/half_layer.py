@@ -58,6 +58,11 @@ def constants(buffers):
     }  # fmt: skip
 
 
+def banks(buffers):
+    """The banked streams [n, rows, 7168]; in front of layer 0, where the contract has no such tensor, none."""
+    return getattr(buffers, "blocks", buffers.attn_res_norm_1_stream[None][:0])
+
+
 def units(weight, groups):
     """[N, K] bf16 as [N / (16 groups), 512 K / groups, 8192]: what one warp after the other multiplies, lane by lane.
 

@@ -71,8 +71,7 @@ def launch(ctx, buffers, axes, config):
         "L2_EPS": L2_EPS, "OUTPUT_EPS": OUTPUT_EPS, "GATE_LOWER_BOUND": GATE_LOWER_BOUND,
     }  # fmt: skip
     stream, slots_of = buffers.attn_res_norm_1_stream, buffers.slots
-    # In front of layer 0 nothing is banked; the kernel then reads none of the banks that it is given.
-    banks = getattr(buffers, "blocks", stream[None, :0])
+    banks = half_layer.banks(buffers)
     for first in range(0, rows, ROWS_AT_ONCE):
         here = slice(first, min(first + ROWS_AT_ONCE, rows))
         count = here.stop - first
@@ -81,6 +80,7 @@ def launch(ctx, buffers, axes, config):
             constants=constants | {"SPLIT": split(count * heads, blocks)},
         )  # fmt: skip
         kernel[(blocks,)](
+            # Where nothing is banked, the kernel reads none of the banks that it is given.
             stream[here], banks[:, here] if len(banks) else stream, slots_of[here], buffers.peers[:, here],
             count, len(banks), len(buffers.peers), bool(axes["restart"]),
             stream.stride(0), banks.stride(0), banks.stride(1), slots_of.stride(0), *buffers.peers.stride()[:2],

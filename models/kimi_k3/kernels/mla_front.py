@@ -89,14 +89,14 @@ def launch(ctx, buffers, axes, config):
         "Q_EPS": Q_EPS, "KV_EPS": KV_EPS,
     }  # fmt: skip
     stream, table, cache = buffers.attn_res_norm_1_stream, buffers.page_table, buffers.cache
-    # In front of layer 0 nothing is banked; the kernel then reads none of the banks that it is given.
-    banks = getattr(buffers, "blocks", stream[None, :0])
+    banks = half_layer.banks(buffers)
     kernel = ctx.cuda(
         SOURCE, "mla_front", threads=half_layer.THREADS, cooperative=True, pdl=config["pdl"], constants=constants
     )
     for first in range(0, rows, ROWS_AT_ONCE):
         here = slice(first, min(first + ROWS_AT_ONCE, rows))
         kernel[(blocks,)](
+            # Where nothing is banked, the kernel reads none of the banks that it is given.
             stream[here], banks[:, here] if len(banks) else stream, table[here], buffers.lengths[here],
             buffers.peers[:, here], here.stop - first, len(banks), len(buffers.peers), bool(axes["restart"]),
             stream.stride(0), banks.stride(0), banks.stride(1), table.stride(0), *buffers.peers.stride()[:2],
