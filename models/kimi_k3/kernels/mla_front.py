@@ -37,8 +37,8 @@ KV_EPS = 1e-6
 SCALE_LOG2 = 192**-0.5 * 1.4426950408889634
 
 DEFAULT = {"slots": 11, "window": 2, "wide": 3, "least_units": 4, "pdl": False}
-"""A config: slots of the ring, how many of them may be on their way at a time, and how many while blocks do nothing but the
-in-projection; the least of a slice, in units of 16 tokens; whether the launch is programmatic, and streams weights before
+"""A config: slots of the ring, how many of them may be on their way at a time, and how many while blocks wait for nothing
+but these, in in-projection and attention; the least of a slice, in units of 16 tokens; whether the launch is programmatic, and streams weights before
 the kernel in front has ended. Not measured."""
 
 SOURCE = "kernels/cuda/mla_front.cu"
@@ -46,8 +46,8 @@ TOKENS = 16
 # Cached rows of a unit, 16 bytes apart from each other; a unit of weights is smaller.
 SLOT_BYTES = TOKENS * (2 * (LATENT + SHARED_KEY) + 16)
 SCRATCH_BYTES = 2 * ROWS_AT_ONCE * Q_RANK
-# Beside the scratch: the newest cached row; of each row two scales, the count of its slices and a sum of each warp.
-KEPT_BYTES = 2 * (LATENT + SHARED_KEY) + 4 * ROWS_AT_ONCE * (3 + half_layer.WARPS)
+# Beside the scratch: the newest cached row; of each row two scales, its length, the count of its slices, a sum of each warp.
+KEPT_BYTES = 2 * (LATENT + SHARED_KEY) + 4 * ROWS_AT_ONCE * (4 + half_layer.WARPS)
 
 
 def scratch(axes, config):

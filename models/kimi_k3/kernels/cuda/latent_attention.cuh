@@ -32,11 +32,12 @@ struct Slices {
     }
 };
 
-// Every row has as many blocks: what this one has is slice `index` of row `row`, which may lie behind the rows.
+// Every row has as many blocks, counted from the last one: those have the least of other stages. What this block has is
+// slice `index` of row `row`, which may lie behind the rows; `item` counts slices of all rows.
 struct SlicePlace {
-    int blocks, row, index;
+    int blocks, item, row, index;
     __device__ explicit SlicePlace(int rows)
-        : blocks(BLOCKS / rows), row(blockIdx.x / blocks), index(blockIdx.x % blocks) {}
+        : blocks(BLOCKS / rows), item(BLOCKS - 1 - blockIdx.x), row(item / blocks), index(item % blocks) {}
 };
 
 // One slice of one row: units first to last; none, where first == last.

@@ -28,13 +28,13 @@ using Absorption = SplitProduct<HEADS * kLatent, kNope, 4, BLOCKS, true>;   // a
 using Values = SplitProduct<kChannels, kLatent, 2, BLOCKS>;                 // and 32 channels of a head
 using OutProjection = SplitProduct<kHidden, kChannels, 2, BLOCKS, true>;
 using Ring = WeightRing<SLOTS, kUnitBytes, kSlotBytes>;
-static_assert(WINDOW + kTogether <= SLOTS && WIDE < SLOTS, "copies on their way are part of the ring");
+static_assert(WINDOW <= WIDE && WIDE + kTogether <= SLOTS, "copies on their way are part of the ring");
 
 using Projection = HandedOn<InProjection, kProjected>;
 using QueryRows = HandedOn<Queries, HEADS * kHeadQuery>;
 using Absorbed = HandedOn<Absorption, HEADS * kLatent>;
 using Attended = HandedOn<Values, kChannels>;
-// Places in `cells`, all tagged: mail of the rows' first mixes; of eight rows what products leave; of each block its slice,
+// Places in `cells`, all tagged: mail of the rows' first mixes; of eight rows what products leave; of each slice the
 // sums of all heads, then maximum and total of each; this rank's share; what blocks have of tiles that others finish.
 constexpr int kMail = kFirstCell, kProjection = kMail + kMailCells, kQueries = kProjection + Projection::kCells;
 constexpr int kAbsorbed = kQueries + QueryRows::kCells, kSlices = kAbsorbed + Absorbed::kCells;
@@ -44,7 +44,7 @@ static_assert(kTails + BLOCKS * kTailCells <= CELLS, "the launch has as many cel
 
 constexpr int kScratchFloats = kRowsAtOnce * kQRank / 2;  // the normed query latents
 constexpr int kNewestFloats = kCached / 2;
-constexpr int kKeptFloats = kNewestFloats + 3 * kRowsAtOnce + kRowsAtOnce * kWarps;
+constexpr int kKeptFloats = kNewestFloats + 4 * kRowsAtOnce + kRowsAtOnce * kWarps;
 constexpr int kShared = SLOTS * kSlotBytes + 4 * (kScratchFloats + kKeptFloats) + Ring::kBarrierBytes + 16;
 static_assert(kShared == SHARED_BYTES, "the launch asks for what the kernel uses");
 static_assert(LatentAttention::kScratchBytes <= 4 * kScratchFloats && Contexts::kScratchFloats <= kScratchFloats, "room");
@@ -100,7 +100,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) mla_front(
     float* first_scales = scratch + kScratchFloats + kNewestFloats;                      // [rows]: of the first mix
     float* query_scales = first_scales + kRowsAtOnce;                                    // [rows]: of the query latent
     int* slice_counts = reinterpret_cast<int*>(query_scales + kRowsAtOnce);              // [rows]
-    float* sums = query_scales + 2 * kRowsAtOnce;                                        // [8 * 16]
+    int* row_lengths = slice_counts + kRowsAtOnce;                                       // [rows]
+    float* sums = query_scales + 3 * kRowsAtOnce;                                        // [8 * 16]
     uint32_t* shared_epoch = reinterpret_cast<uint32_t*>(scratch + kScratchFloats + kKeptFloats);
     Ring ring(memory, shared_epoch + 4);
     const int thread = threadIdx.x, block = blockIdx.x;
@@ -176,7 +177,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) mla_front(
         read_normed<InProjection>(x, normed, rows);
         if (thread < rows) {
             first_scales[thread] = FirstMix::scale(mix_squares + thread * FirstMix::kBlocks);
-            slice_counts[thread] = Slices(__ldg(lengths + thread), BLOCKS / rows).count;
+            row_lengths[thread] = __ldg(lengths + thread);
+            slice_counts[thread] = Slices(row_lengths[thread], BLOCKS / rows).count;
         }
         InProjection::consume(
             ring, x, scratch, [&](int column, int at, InProjection::Column parts, bool starts, bool) {
@@ -188,6 +190,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) mla_front(
     sync_consumers();
 
     // Queries: every block that has some of them norms the query latents for itself.
+    STAMP(4);
     if (Queries::has_units()) {
         constexpr int kEach = kQRank / kConsumers;
         float weight[kEach];
@@ -252,25 +255,14 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) mla_front(
         });
     STAMP(6);
 
-    // Attention over this block's slice of one row.
+    // Attention over this block's slice of one row. First what is there before the absorbed queries: the newest cached row.
+    STAMP(7);
     const SlicePlace place(rows);
     const int attended_row = place.row;
-    const Slice slice(attended_row < rows ? __ldg(lengths + attended_row) : 0, place);
+    const Slice slice(attended_row < rows ? row_lengths[attended_row] : 0, place);
     if (slice.any()) {
+        if (thread == 0) *ahead = WIDE;
         sync_consumers();
-        constexpr int kPitch = LatentAttention::kQueryPitch;
-        gather<6>(
-            absorbed, HEADS * kLatent, epoch, health,
-            [&](int i, int& row, int& column) { row = attended_row, column = i; },
-            [&](int i, float value) { narrow[i / kLatent * kPitch + i % kLatent] = __float2bfloat16(value); });
-        gather<1>(
-            query_rows, HEADS * kSharedKey, epoch, health,
-            [&](int i, int& row, int& column) {
-                row = attended_row, column = i / kSharedKey * kHeadQuery + kNope + i % kSharedKey;
-            },
-            [&](int i, float value) {
-                narrow[i / kSharedKey * kPitch + kLatent + i % kSharedKey] = __float2bfloat16(value);
-            });
         if (slice.newest()) {
             const int rows_of[2] = {attended_row, attended_row};
             const int columns[2] = {kKeyColumn + thread, kKeyColumn + kLatent + thread % kSharedKey};
@@ -288,13 +280,27 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) mla_front(
             if (thread < kSharedKey)
                 cached[kLatent + thread] = newest[kLatent + thread] = __float2bfloat16(values[1] * scale);
         }
+        constexpr int kPitch = LatentAttention::kQueryPitch;
+        gather<1>(
+            query_rows, HEADS * kSharedKey, epoch, health,
+            [&](int i, int& row, int& column) {
+                row = attended_row, column = i / kSharedKey * kHeadQuery + kNope + i % kSharedKey;
+            },
+            [&](int i, float value) {
+                narrow[i / kSharedKey * kPitch + kLatent + i % kSharedKey] = __float2bfloat16(value);
+            });
+        gather<6>(
+            absorbed, HEADS * kLatent, epoch, health,
+            [&](int i, int& row, int& column) { row = attended_row, column = i; },
+            [&](int i, float value) { narrow[i / kLatent * kPitch + i % kLatent] = __float2bfloat16(value); });
         sync_consumers();
         STAMP(7);
         LatentAttention attention(narrow);
         attention.attend(ring, slice, newest, memory, scratch);
         attention.finish(
-            [&](int head, int column, float sum) { slices.send_sum(block, head, column, sum, epoch); },
-            [&](int head, float largest, float total) { slices.send_total(block, head, largest, total, epoch); });
+            [&](int head, int column, float sum) { slices.send_sum(place.item, head, column, sum, epoch); },
+            [&](int head, float largest, float total) { slices.send_total(place.item, head, largest, total, epoch); });
+        if (thread == 0) *ahead = WINDOW;
     }
     STAMP(8);
 

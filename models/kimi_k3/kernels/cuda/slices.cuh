@@ -9,16 +9,16 @@
 
 struct SliceCells {
     static constexpr int kMaximum = HEADS * kLatent;      // (maximum, total) of each head, behind the sums
-    static constexpr int kCells = HEADS * (kLatent + 2);  // of a block
+    static constexpr int kCells = HEADS * (kLatent + 2);  // of a slice
     unsigned long long* cells;
 
-    __device__ void send_sum(int block, int head, int latent, float sum, uint32_t epoch) const {
-        send(cells + block * kCells + head * kLatent + latent, sum, epoch);
+    __device__ void send_sum(int item, int head, int latent, float sum, uint32_t epoch) const {
+        send(cells + item * kCells + head * kLatent + latent, sum, epoch);
     }
 
-    __device__ void send_total(int block, int head, float largest, float total, uint32_t epoch) const {
-        send(cells + block * kCells + kMaximum + 2 * head, largest, epoch);
-        send(cells + block * kCells + kMaximum + 2 * head + 1, total, epoch);
+    __device__ void send_total(int item, int head, float largest, float total, uint32_t epoch) const {
+        send(cells + item * kCells + kMaximum + 2 * head, largest, epoch);
+        send(cells + item * kCells + kMaximum + 2 * head + 1, total, epoch);
     }
 };
 
@@ -37,7 +37,7 @@ public:
     // What each slice counts for in a head. By all consumers; another barrier must pass before load().
     __device__ void weigh(int head, uint32_t epoch, unsigned long long* health) const {
         float* largest = shares_ + BLOCKS;
-        const int item = threadIdx.x, row = item / blocks_;  // an item's slice was attended to by the block of its number
+        const int item = threadIdx.x, row = item / blocks_;
         if (row < rows_ && item % blocks_ < counts_[row]) {
             const unsigned long long* from = cells_.cells + item * SliceCells::kCells + SliceCells::kMaximum + 2 * head;
             const unsigned long long* const both[2] = {from, from + 1};
