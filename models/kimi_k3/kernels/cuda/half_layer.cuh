@@ -2,8 +2,8 @@
 //
 //     first mix | in-projection ... output projection : second mix | front
 //
-// A row is mixed by seven blocks first, by one the second time; a single row by every block for itself then, which saves
-// the last barrier. Three warps add up, beside all this, what the output projection's result will be added to.
+// A row is mixed by seven blocks first, by one the second time; a single row by every block for itself then, which
+// saves the last barrier. Three warps add up, beside all this, what the output projection's result will be added to.
 #pragma once
 #include "block.cuh"
 #include "grid_barrier.cuh"

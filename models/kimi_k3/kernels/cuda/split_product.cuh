@@ -13,8 +13,8 @@
 constexpr int kUnitBytes = 16384;
 
 // WHOLE: tiles stay whole, so that blocks own more or less by one tile. That is for weights which are there before anybody
-// can use them.
-template <int ROWS_OF_W, int K, int TM, int BLOCKS_, bool WHOLE = false>
+// can use them. The blocks are BLOCKS_ from the one of number FIRST on.
+template <int ROWS_OF_W, int K, int TM, int BLOCKS_, bool WHOLE = false, int FIRST = 0>
 struct SplitProduct {
     static constexpr int kGroups = TM;
     static constexpr int kChunk = 512 / TM;             // k of a unit
@@ -22,16 +22,18 @@ struct SplitProduct {
     static constexpr int kTiles = ROWS_OF_W / (16 * TM);
     static constexpr int kUnits = kTiles * kChunks;
     static constexpr int kSharers = kWarps / TM;        // warps that split the k of a group
-    static constexpr bool kHalves = !WHOLE && kChunks > 1;  // tiles may be shared by two blocks
     static_assert(K % kChunk == 0 && ROWS_OF_W % (16 * TM) == 0, "units tile the weight");
     // A tile has at most two parts. Where there are too few units for that, fewer blocks work: halves of a tile each, or
     // nearly a whole one.
     static constexpr int kBlocks = kUnits / BLOCKS_ >= kChunks - 1          ? BLOCKS_
                                    : kChunks % 2 == 0 && 2 * kTiles <= BLOCKS_ ? 2 * kTiles
                                                                             : kUnits / (kChunks - 1);
+    // Whether some tile is shared by two blocks.
+    static constexpr bool kHalves = !WHOLE && (kUnits % kBlocks != 0 || kUnits / kBlocks % kChunks != 0);
 
     __device__ static int begin(int block) {
-        if (WHOLE) return block * kTiles / BLOCKS_ * kChunks;
+        if (FIRST) block = max(block - FIRST, 0);
+        if (WHOLE) return min(block, BLOCKS_) * kTiles / BLOCKS_ * kChunks;
         return min(block, kBlocks) * kUnits / kBlocks;
     }
     __device__ static int owner(int unit) { return ((unit + 1) * kBlocks - 1) / kUnits; }
