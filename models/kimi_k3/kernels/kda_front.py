@@ -45,8 +45,8 @@ def scratch(axes, config):
 
 
 def persistent(axes, config):
-    """Arrivals at the grid barrier, the health word, and what carries its launch's number: that of the outer stages, and of
-    eight rows the projection in two parts."""
+    """Arrivals at the grid barrier, the health word, and what carries its launch's number: that of the outer stages, and
+    of eight rows the projection in two parts."""
     width = _rounded_up(4 * axes["heads"] * HEAD_DIM + GATE_RANK + axes["heads"])
     tagged = half_layer.MIX_CELLS + 2 * ROWS_AT_ONCE * width
     return {"cells": ((half_layer.FIRST_TAGGED + tagged,), torch.int64, 0, "epoch")}

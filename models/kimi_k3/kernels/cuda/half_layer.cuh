@@ -76,7 +76,8 @@ __device__ __forceinline__ void wait_together(GridBarrier& barrier) {
     sync_consumers();
 }
 
-// The eight k of each chunk that this lane multiplies, of the batch row whose column of B it holds; zeros behind the rows.
+// The eight k of each chunk that this lane multiplies, of the batch row whose column of B it holds; zeros behind the
+// rows.
 template <class Product>
 __device__ __forceinline__ void read_normed(uint4 (&x)[Product::kChunks], const __nv_bfloat16* from, int rows) {
     const int row = Product::row_of_lane();
@@ -156,8 +157,8 @@ struct HalfLayer {
         }
         stage(1);
 
-        // Front. A tile that two blocks share is finished by the one that has its beginning, the last thing it does; the
-        // other one met it first.
+        // Front. A tile that two blocks share is finished by the one that has its beginning, the last thing it does;
+        // the other one met it first.
         uint4 x[Front::kChunks];
         read_normed<Front>(x, alone ? near : normed, rows);
         sync_consumers();  // `near` lies in the scratch of the product

@@ -1,5 +1,5 @@
-// What one product leaves for the next stage, for up to eight rows: tagged floats, in two parts where two blocks share a tile
-// of it, added by whoever reads them. Nobody waits for more than the values that it needs.
+// What one product leaves for the next stage, for up to eight rows: tagged floats, in two parts where two blocks share
+// a tile of it, added by whoever reads them. Nobody waits for more than the values that it needs.
 #pragma once
 #include "tagged_floats.cuh"
 

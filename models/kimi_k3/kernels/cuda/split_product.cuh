@@ -12,8 +12,8 @@
 
 constexpr int kUnitBytes = 16384;
 
-// WHOLE: tiles stay whole, so that blocks own more or less by one tile. That is for weights which are there before anybody
-// can use them. The blocks are BLOCKS_ from the one of number FIRST on.
+// WHOLE: tiles stay whole, so that blocks own more or less by one tile. That is for weights which are there before
+// anybody can use them. The blocks are BLOCKS_ from the one of number FIRST on.
 template <int ROWS_OF_W, int K, int TM, int BLOCKS_, bool WHOLE = false, int FIRST = 0>
 struct SplitProduct {
     static constexpr int kGroups = TM;
@@ -23,8 +23,8 @@ struct SplitProduct {
     static constexpr int kUnits = kTiles * kChunks;
     static constexpr int kSharers = kWarps / TM;        // warps that split the k of a group
     static_assert(K % kChunk == 0 && ROWS_OF_W % (16 * TM) == 0, "units tile the weight");
-    // A tile has at most two parts. Where there are too few units for that, fewer blocks work: halves of a tile each, or
-    // nearly a whole one.
+    // A tile has at most two parts. Where there are too few units for that, fewer blocks work: halves of a tile each,
+    // or nearly a whole one.
     static constexpr int kBlocks = kUnits / BLOCKS_ >= kChunks - 1          ? BLOCKS_
                                    : kChunks % 2 == 0 && 2 * kTiles <= BLOCKS_ ? 2 * kTiles
                                                                             : kUnits / (kChunks - 1);
