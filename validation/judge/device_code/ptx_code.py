@@ -18,7 +18,7 @@ _WORD = re.compile(r"[%$A-Za-z_][\w$]*")
 _ENDS = frozenset(("ret", "exit", "trap"))
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Instruction:
     """One instruction: its place in the module's order, line (from 1), mnemonic with modifiers, and operands as text."""
 

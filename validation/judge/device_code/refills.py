@@ -6,11 +6,16 @@ ISA, "Async proxy" and "Causality order"). So from every copy the way is followe
 the order of instructions in a thread and from waits to the arrivals that they may wait for. A read that it comes to, of bytes
 that the copy may write, is one that the copy may overtake.
 
-A wait and an arrival belong together where they may name one mbarrier or one named barrier, unless every thread that comes to
-the arrival is past the wait for good. Over such a step only a copy counts that is made again, or beside another one to the
-same bytes: what is written once is not filled again. Not seen: order made by flags in memory that are polled, and reads
-through a generic address that was kept in memory. Reads by wgmma and tcgen05, and `cp.async`, are of the copies' proxy or
-wait for themselves.
+- Only reads behind a wait for an mbarrier count: others cannot see what a copy brought.
+- A wait and an arrival belong together where they may name one mbarrier, unless every thread that comes to the arrival is past
+  the wait for good; at a named barrier, where they may name one and no thread comes from one to the other. Over such a step only
+  a copy counts that is made again, or beside another one to the same bytes: what is written once is not filled again.
+- Conditions are not followed. Within a thread, a fence that it runs on some way from the read on to the copy counts on all ways,
+  so that "when this was the last tile, release" is a release; from thread to thread it has to be on every way.
+- Places are told apart by `shared_places.py`: by variable, by what bounds their addresses, and as each warp's own.
+
+Not seen: order made by flags in memory that are polled, and reads through a generic address that was kept in memory. Reads by
+wgmma, tcgen05 and bulk copies are of the copies' own proxy; `cp.async` writes through the generic one.
 """
 
 import math
@@ -18,7 +23,7 @@ import re
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import NamedTuple
 
 from .ptx_code import Code, Instruction, parts, read
@@ -36,6 +41,7 @@ _CLUSTER = re.compile(r"barrier\.cluster\.(arrive|wait)\b")
 _EXPECTED = re.compile(r"mbarrier\.(?:arrive\.)?expect_tx\b")
 _BRACKETS = re.compile(r"\[([^\[\]]*)\]")
 _BARRIER_BYTES, _ROW_BYTES, _RESPONSE_BYTES = 8, 16, 16
+_SHOWN = 60
 
 
 class Step(NamedTuple):
@@ -47,7 +53,7 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class Refill:
-    """A read that a copy may overtake: each instruction by its line in the PTX (from 1) and its text.
+    """A read that a copy may overtake: each instruction by its line in the PTX (from 1) and the start of its text.
 
     `handed` is where the thread hands the place over with its read still under way: at a barrier, or by the copy itself.
     """
@@ -65,7 +71,10 @@ class Refill:
 
 
 def unfenced_refills(ptx: str) -> tuple[Refill, ...]:
-    """Reads of shared memory that a bulk copy to the same bytes may overtake, in the order of the text; each once."""
+    """Reads of shared memory that a bulk copy to the same bytes may overtake, in the order of the text; each once.
+
+    `ptx` is a module of PTX, of which every kernel is looked at.
+    """
     if "async.bulk" not in ptx and "try_cancel" not in ptx:
         return ()
     return _Search(ptx).found()
@@ -75,8 +84,9 @@ class _Search:
     def __init__(self, ptx: str) -> None:
         self._code: Code = read(ptx)
         self._all = self._code.instructions
-        self._after: dict[int, set[int]] = {}
         self._places = Places(ptx, self._code)
+        self._read, self._arrivals = cache(self._read), cache(self._arrivals)
+        self._onwards, self._reached = cache(self._onwards), cache(self._reached)
         self._copies = {one.number: place for one in self._all if _COPY.match(one.name) for place in [self._filled(one)]}
 
     def found(self) -> tuple[Refill, ...]:
@@ -98,7 +108,7 @@ class _Search:
             earlier += [Step(number, True) for number in self._arrivals(step.number)] if again else []
             for back in earlier:
                 one = self._all[back.number]
-                if back in ahead or back.number in self._fences:
+                if back in ahead or back.number in self._fences and not one.guard:
                     continue
                 ahead[back] = step
                 queue.append(back)
@@ -132,8 +142,8 @@ class _Search:
         return seen
 
     @cached_property
-    def _fences(self) -> list[int]:
-        return [one.number for one in self._all if _FENCE.match(one.name)]
+    def _fences(self) -> set[int]:
+        return {one.number for one in self._all if _FENCE.match(one.name)}
 
     def _filled(self, copy: Instruction) -> Place:
         """What a copy writes. One whose size is not in its operands brings no more than a barrier is told to expect.
@@ -175,8 +185,12 @@ class _Search:
             return None
         addresses = _BRACKETS.findall(one.operands)
         width = _WIDTH.search(one.name)
-        size = int(width[1] or 1) * int(width[2]) // 8 if width else math.inf
-        size = _ROW_BYTES if one.name.startswith("ldmatrix") else size
+        if one.name.startswith("ldmatrix"):
+            size: float = _ROW_BYTES
+        elif width and not one.name.startswith("wmma"):
+            size = int(width[1] or 1) * int(width[2]) // 8
+        else:
+            size = math.inf
         generic = ".shared" not in one.name
         return self._places.named(one, addresses[0], size, generic=generic) if addresses else None
 
@@ -215,15 +229,13 @@ class _Search:
 
     def _reached(self, block: int) -> set[int]:
         """Blocks that a thread may come to after one."""
-        if block not in self._after:
-            seen, stack = set(), [block]
-            while stack:
-                for number in self._all[self._last[stack.pop()]].follows:
-                    if self._code.block[number] not in seen:
-                        seen.add(self._code.block[number])
-                        stack.append(self._code.block[number])
-            self._after[block] = seen
-        return self._after[block]
+        seen, stack = set(), [block]
+        while stack:
+            for number in self._all[self._last[stack.pop()]].follows:
+                if self._code.block[number] not in seen:
+                    seen.add(self._code.block[number])
+                    stack.append(self._code.block[number])
+        return seen
 
     @cached_property
     def _last(self) -> dict[int, int]:
@@ -242,4 +254,4 @@ def _barrier_of(one: Instruction) -> str | None:
 
 
 def _shown(one: Instruction) -> tuple[int, str]:
-    return one.line, str(one)
+    return one.line, str(one)[:_SHOWN]
