@@ -4,7 +4,9 @@
 // of many, sequentially consistent: it shows what is computed, not what a weaker memory or a race may do to it.
 #pragma once
 #include <sys/mman.h>
+#if !defined(__x86_64__)
 #include <ucontext.h>
+#endif
 
 #include <algorithm>
 #include <cmath>
@@ -63,7 +65,8 @@ template <class T> static inline void __stcs(T* to, T value) { *to = value; }
 
 struct Bar { int count = 0; long generation = 0; };
 struct Mbar { int expected, pending; long bytes, phase; };
-struct Warp { Bar sync; uint32_t words[2][32][6]; };
+// What lanes leave for each other, in two turns; `sums`: of an MMA, by the lane that completed it.
+struct Warp { Bar sync; uint32_t words[2][32][6]; float sums[2][16][8]; };
 struct Block {
     unsigned char* smem;
     Bar bars[16];
@@ -71,14 +74,111 @@ struct Block {
     std::map<uint32_t, Mbar> mbars;
 };
 struct Index { unsigned x, y; };
-struct Fiber { ucontext_t ctx; Index tid, bid; Block* block; bool done; };
+
+#if defined(__x86_64__)
+// What a call keeps, kept. (swapcontext also keeps the signal mask, which takes two calls of the kernel.)
+struct Context { void* stack; };
+extern "C" void emu_switch(Context* from, const Context* to) __attribute__((visibility("hidden")));
+asm(R"(
+.text
+.hidden emu_switch
+.globl emu_switch
+.type emu_switch, @function
+emu_switch:
+    pushq %rbp
+    pushq %rbx
+    pushq %r12
+    pushq %r13
+    pushq %r14
+    pushq %r15
+    movq %rsp, (%rdi)
+    movq (%rsi), %rsp
+    popq %r15
+    popq %r14
+    popq %r13
+    popq %r12
+    popq %rbx
+    popq %rbp
+    ret
+.size emu_switch, .-emu_switch
+)");
+static inline void emu_start(Context& context, char* stack, size_t size, void (*entry)()) {
+    void** top = reinterpret_cast<void**>(stack + size) - 2;  // as if called: 8 bytes off a multiple of 16
+    top[0] = reinterpret_cast<void*>(entry), top[1] = nullptr;
+    memset(top - 6, 0, 6 * sizeof(void*));
+    context.stack = top - 6;
+}
+#else
+struct Context { ucontext_t kept; };
+static inline void emu_switch(Context* from, const Context* to) { swapcontext(&from->kept, &to->kept); }
+static inline void emu_start(Context& context, char* stack, size_t size, void (*entry)()) {
+    getcontext(&context.kept);
+    context.kept.uc_stack.ss_sp = stack, context.kept.uc_stack.ss_size = size, context.kept.uc_link = 0;
+    makecontext(&context.kept, entry, 0);
+}
+#endif
+
+// `seen`, unless it is null: what the fiber waits for to change from `old`.
+struct Fiber { Context context; Index tid, bid; Block* block; const long* seen; long old; bool spins, done; };
 
 static Fiber* cur;
-static ucontext_t main_ctx;
+static Context main_context;
 #define threadIdx (cur->tid)
 #define blockIdx (cur->bid)
 
-static inline void yield_() { swapcontext(&cur->ctx, &main_ctx); }
+static inline void leave() { emu_switch(&cur->context, &main_context); }
+// Somebody else's turn: for a loop that looks again.
+static inline void yield_() {
+    cur->spins = true;
+    leave();
+}
+static inline void wait_change(const long& value, long old) {
+    if (value != old) return;
+    cur->seen = &value, cur->old = old;
+    leave();
+}
+static inline void finish() {
+    cur->done = true;
+    leave();
+}
+
+// Runs fibers, each to its next wait, and those of a warp as long as one of them gets on. Returns how many are left when
+// none does, or after so many rounds of looking again.
+static inline size_t run_fibers(std::vector<Fiber>& fibers, bool backwards, long rounds) {
+    const size_t count = fibers.size(), warps = (count + 31) / 32;
+    size_t left = count;
+    for (bool any = true; left && any && rounds; --rounds) {
+        any = false;
+        for (size_t warp = 0; warp < warps; ++warp)
+            for (bool on = true; on;) {
+                on = false;
+                for (size_t lane = 0; lane < 32 && warp * 32 + lane < count; ++lane) {
+                    const size_t i = warp * 32 + lane;
+                    Fiber& f = fibers[backwards ? count - 1 - i : i];
+                    if (f.done || (f.seen && *f.seen == f.old)) continue;
+                    f.seen = nullptr, f.spins = false;
+                    cur = &f;
+                    emu_switch(&main_context, &f.context);
+                    any = true, on |= !f.spins;
+                    left -= f.done;
+                }
+            }
+    }
+    return left;
+}
+
+// The stacks of `fibers`, each of which starts at `entry`; for release_stacks.
+static const size_t kStack = 32768;
+static inline char* start_fibers(std::vector<Fiber>& fibers, void (*entry)()) {
+    char* stacks = (char*)mmap(
+        0, kStack * fibers.size(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    for (size_t i = 0; i < fibers.size(); ++i) {
+        fibers[i].seen = nullptr, fibers[i].done = false;
+        emu_start(fibers[i].context, stacks + kStack * i, kStack, entry);
+    }
+    return stacks;
+}
+static inline void release_stacks(char* stacks, size_t fibers) { munmap(stacks, kStack * fibers); }
 
 static inline bool arrived(Bar& bar, int count) {
     if (++bar.count < count) return false;
@@ -88,8 +188,7 @@ static inline bool arrived(Bar& bar, int count) {
 }
 static inline void rendezvous(Bar& bar, int count) {
     const long generation = bar.generation;
-    if (!arrived(bar, count))
-        while (bar.generation == generation) yield_();
+    if (!arrived(bar, count)) wait_change(bar.generation, generation);
 }
 static inline void emu_bar(int id, int count) { rendezvous(cur->block->bars[id], count); }
 static inline void emu_bar_arrive(int id, int count) { arrived(cur->block->bars[id], count); }
@@ -112,6 +211,24 @@ static inline float element(uint32_t pair, int upper) {
 }
 
 // m16n8k16: lane 4 g + q holds A rows g, g + 8 (registers 0 and 2, 1 and 3) and B column g, each at k 2 q and 2 q + 8.
+static inline void multiply(const uint32_t (&words)[32][6], float (&sums)[16][8]) {
+    float a[16][16], b[16][8];  // [row][k], [k][column]
+    for (int g = 0; g < 8; ++g)
+        for (int q = 0; q < 4; ++q)
+            for (int half = 0; half < 2; ++half)
+                for (int upper = 0; upper < 2; ++upper) {
+                    const uint32_t* lane = words[4 * g + q];
+                    const int k = 8 * half + 2 * q + upper;
+                    a[g][k] = element(lane[2 * half], upper), a[g + 8][k] = element(lane[2 * half + 1], upper);
+                    b[k][g] = element(lane[4 + half], upper);
+                }
+    for (int row = 0; row < 16; ++row) {
+        float sum[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+        for (int k = 0; k < 16; ++k)
+            for (int column = 0; column < 8; ++column) sum[column] += a[row][k] * b[k][column];
+        memcpy(sums[row], sum, sizeof sum);
+    }
+}
 static inline void emu_mma(
     float& d0, float& d1, float& d2, float& d3, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
     uint32_t b1) {
@@ -119,20 +236,11 @@ static inline void emu_mma(
     const int turn = warp.sync.generation & 1, lane = cur->tid.x & 31, row = lane >> 2, column = 2 * (lane & 3);
     const uint32_t mine[6] = {a0, a1, a2, a3, b0, b1};
     memcpy(warp.words[turn][lane], mine, sizeof mine);
-    __syncwarp();
-    float* const sums[4] = {&d0, &d1, &d2, &d3};
-    for (int cell = 0; cell < 4; ++cell) {
-        const int lower = cell >> 1;
-        float sum = 0;
-        for (int q = 0; q < 4; ++q) {
-            const uint32_t* a = warp.words[turn][4 * row + q];
-            const uint32_t* b = warp.words[turn][4 * (column + (cell & 1)) + q];
-            for (int half = 0; half < 2; ++half)
-                for (int upper = 0; upper < 2; ++upper)
-                    sum += element(a[2 * half + lower], upper) * element(b[4 + half], upper);
-        }
-        *sums[cell] += sum;
-    }
+    const long generation = warp.sync.generation;
+    if (warp.sync.count == 31) multiply(warp.words[turn], warp.sums[turn]);
+    if (!arrived(warp.sync, 32)) wait_change(warp.sync.generation, generation);
+    d0 += warp.sums[turn][row][column], d1 += warp.sums[turn][row][column + 1];
+    d2 += warp.sums[turn][row + 8][column], d3 += warp.sums[turn][row + 8][column + 1];
 }
 
 // Shared memory and copies into it
@@ -163,7 +271,8 @@ static inline void emu_expect(uint32_t address, int bytes) {
     emu_arrive(address);
 }
 static inline void emu_wait(uint32_t address, uint32_t parity) {
-    while ((mbar(address).phase & 1) == parity) yield_();
+    const Mbar& bar = mbar(address);
+    while ((bar.phase & 1) == parity) wait_change(bar.phase, bar.phase);
 }
 static inline void emu_bulk(uint32_t to, const void* from, int bytes, uint32_t address) {
     for (int turns = 0; turns < 3; ++turns) yield_();

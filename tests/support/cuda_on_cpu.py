@@ -1,8 +1,8 @@
 """CUDA C++ compiled for the CPU, so that a test can see what a kernel computes where there is no GPU.
 
 Inline PTX is replaced statement by statement by what it means (`_MEANINGS`); an instruction that is not known is an
-error. Every thread of every block is a fiber, so blocks may wait for each other. Slow: a hundred thousand warp steps a
-second. Needs g++; knows what the kernels at hand use, and a single extern "C" kernel in a file.
+error. Every thread of every block is a fiber, so blocks may wait for each other. About a million steps of a warp a second.
+Needs g++; knows what the kernels at hand use, and a single extern "C" kernel in a file.
 """
 
 import ctypes
@@ -43,37 +43,22 @@ static struct Arguments {{ {fields} }} arguments;
 static void entry() {{
     Arguments& a = arguments;
     {kernel}({passed});
-    cur->done = true;
-    swapcontext(&cur->ctx, &main_ctx);
+    finish();
 }}
 extern "C" int run({parameters}, int block_count, int shared_bytes, int backwards) {{
     arguments = {{ {names} }};
     std::vector<Block> blocks(block_count);
     std::vector<Fiber> fibers(block_count * THREADS);
-    const size_t stack = 32768, all = stack * fibers.size();
-    char* stacks = (char*)mmap(0, all, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     for (Block& block : blocks) {{
         block.smem = (unsigned char*)aligned_alloc(1024, (shared_bytes + 1023) / 1024 * 1024);
         memset(block.smem, 0xff, shared_bytes);
         block.warps.resize(THREADS / 32);
     }}
-    for (size_t i = 0; i < fibers.size(); ++i) {{
-        Fiber& f = fibers[i];
-        f.tid.x = i % THREADS, f.bid.x = i / THREADS, f.block = &blocks[f.bid.x], f.done = false;
-        getcontext(&f.ctx);
-        f.ctx.uc_stack.ss_sp = stacks + stack * i, f.ctx.uc_stack.ss_size = stack, f.ctx.uc_link = 0;
-        makecontext(&f.ctx, entry, 0);
-    }}
-    size_t left = fibers.size();
-    for (long round = 0; left && round < 200000; ++round)
-        for (size_t i = 0; i < fibers.size(); ++i) {{
-            Fiber& f = fibers[backwards ? fibers.size() - 1 - i : i];
-            if (f.done) continue;
-            cur = &f;
-            swapcontext(&main_ctx, &f.ctx);
-            left -= f.done;
-        }}
-    munmap(stacks, all);
+    for (size_t i = 0; i < fibers.size(); ++i)
+        fibers[i].tid.x = i % THREADS, fibers[i].bid.x = i / THREADS, fibers[i].block = &blocks[i / THREADS];
+    char* stacks = start_fibers(fibers, entry);
+    const size_t left = run_fibers(fibers, backwards, 200000);
+    release_stacks(stacks, fibers.size());
     for (Block& block : blocks) free(block.smem);
     return left;
 }}

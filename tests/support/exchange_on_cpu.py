@@ -65,8 +65,7 @@ static int emu_blocks_of_a_rank;
 static void entry() {{
     Arguments& a = emu_arguments[emu_block() / emu_blocks_of_a_rank];
     {kernel}({passed});
-    cur->done = true;
-    swapcontext(&cur->ctx, &main_ctx);
+    finish();
 }}
 extern "C" long run(Arguments* arguments, int ranks, int rows, int backwards) {{
     emu_arguments = arguments, emu_blocks_of_a_rank = CLUSTER * rows;
@@ -75,8 +74,6 @@ extern "C" long run(Arguments* arguments, int ranks, int rows, int backwards) {{
     emu_groups = std::vector<Group>(ranks * rows);
     emu_fibers = std::vector<Fiber>(count * THREADS);
     emu_turn = std::vector<long>(emu_fibers.size());
-    const size_t stack = 32768, all = stack * emu_fibers.size();
-    char* stacks = (char*)mmap(0, all, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     for (Block& block : emu_blocks) {{
         block.smem = (unsigned char*)aligned_alloc(1024, 4096);
         memset(block.smem, 0xff, 4096);
@@ -86,21 +83,11 @@ extern "C" long run(Arguments* arguments, int ranks, int rows, int backwards) {{
         Fiber& f = emu_fibers[i];
         const int block = i / THREADS;
         f.tid = {{unsigned(i % THREADS), 0}}, f.bid = {{unsigned(block % CLUSTER), unsigned(block / CLUSTER % rows)}};
-        f.block = &emu_blocks[block], f.done = false;
-        getcontext(&f.ctx);
-        f.ctx.uc_stack.ss_sp = stacks + stack * i, f.ctx.uc_stack.ss_size = stack, f.ctx.uc_link = 0;
-        makecontext(&f.ctx, entry, 0);
+        f.block = &emu_blocks[block];
     }}
-    size_t left = emu_fibers.size();
-    for (long round = 0; left && round < 20000; ++round)
-        for (size_t i = 0; i < emu_fibers.size(); ++i) {{
-            Fiber& f = emu_fibers[backwards ? emu_fibers.size() - 1 - i : i];
-            if (f.done) continue;
-            cur = &f;
-            swapcontext(&main_ctx, &f.ctx);
-            left -= f.done;
-        }}
-    munmap(stacks, all);
+    char* stacks = start_fibers(emu_fibers, entry);
+    const size_t left = run_fibers(emu_fibers, backwards, 20000);
+    release_stacks(stacks, emu_fibers.size());
     for (Block& block : emu_blocks) free(block.smem);
     return left;
 }}
