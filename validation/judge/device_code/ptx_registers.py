@@ -99,19 +99,20 @@ def _divided_by(registers: Registers, one: Instruction, quotient: str, name: str
             continue
         if operands[0] != name:
             return None
-        if base == "mul" and ".hi" in one.name:
-            return _inverse(constant, 64 if one.name.endswith("64") else 32, shift, carry or ".u" in one.name)
+        if base == "mul" and (".hi" in one.name or ".wide.u32" in one.name):
+            bits = 64 if one.name.endswith("64") else 32
+            constant += 2**bits if constant < 0 and (carry or ".u" in one.name) else 0
+            return _inverse(constant, shift if ".wide" in one.name else bits + shift)
         return constant if base == "div" and not shift else None
     return None
 
 
-def _inverse(constant: int, bits: int, shift: int, unsigned: bool) -> int | None:
-    """d, where x * constant / 2 ** (bits + shift) is x / d for every x (Granlund and Montgomery, 1994)."""
-    constant += 2**bits if constant < 0 and unsigned else 0
+def _inverse(constant: int, shift: int) -> int | None:
+    """d, where x * constant >> shift is x / d for every x of 32 or 64 bits (Granlund and Montgomery, 1994)."""
     if constant <= 0:
         return None
-    divisor = round(2 ** (bits + shift) / constant)
-    return divisor if 0 <= divisor * constant - 2 ** (bits + shift) <= 2 ** (shift + 1) else None
+    divisor = round(2**shift / constant)
+    return divisor if 0 <= divisor * constant - 2**shift <= 2 ** (max(shift - 30, 1)) else None
 
 
 def _is_sign(one: Instruction | None) -> bool:

@@ -114,10 +114,11 @@ class Places:
             changed = False
             for name in order:
                 before = after = self._known.get((function, name))
-                for one in self._registers.set_by(function, name):
+                settings = self._registers.set_by(function, name)
+                for one in settings:
                     made = self._made(one, name)
                     after = self._joined(after, made) if made else after
-                if after != before and before:
+                if after != before and before and len(settings) > 1:  # what only follows others stops where they do
                     grown[name] += 1
                     after = _widened(before, after, limits, grown[name])
                 if after != before:
