@@ -37,8 +37,9 @@ def copy(to):
 
 
 def ring(read="ld.shared.u32 %r5, [%r8];\n", before="", behind=FENCE, arrive="mbarrier.arrive.shared::cta.b64 _, [empty];\n",
-         release=wait("empty"), refill=""):  # fmt: skip
+         release=None, refill=""):  # fmt: skip
     """Two warps: one fills two stages by turns, the other reads them."""
+    release = wait("empty") if release is None else release
     return HEAD + f"""
 setp.ge.u32 %p1, %r2, 32;
 @%p1 bra $consume;
@@ -231,3 +232,41 @@ def test_a_fence_on_the_way_decides_wherever_other_instructions_stand(data):
     place = data.draw(st.integers(0, len(between)))
     assert unfenced_refills(ring(behind="\n".join(between)))
     assert unfenced_refills(ring(behind="\n".join([*between[:place], FENCE, *between[place:]]))) == ()
+
+
+TRITON = """
+import triton
+import triton.language as tl
+
+@triton.jit
+def product(a, b, c, M, N, K, SCALED: tl.constexpr, APART: tl.constexpr):
+    a = tl.make_tensor_descriptor(a, [M, K], [K, 1], [128, 64])
+    b = tl.make_tensor_descriptor(b, [K, N], [N, 1], [64, 128])
+    c = tl.make_tensor_descriptor(c, [M, N], [N, 1], [128, 128])
+    m, n = tl.program_id(0) * 128, tl.program_id(1) * 128
+    sum = tl.zeros((128, 128), tl.float32)
+    for k in tl.range(0, K, 64, warp_specialize=APART):
+        x = a.load([m, k])
+        if SCALED:
+            x = (x.to(tl.float32) * 2).to(tl.bfloat16)
+        sum = tl.dot(x, b.load([k, n]), sum)
+    c.store([m, n], sum.to(tl.bfloat16))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("scaled", "apart", "reads"), [(False, False, ""), (True, False, ""), (False, True, ""),
+                                                        (True, True, "ldmatrix.sync.aligned")])  # fmt: skip
+def test_what_triton_makes_of_a_pipelined_product(lab, compiled, scaled, apart, reads):
+    """Triton 3.9 fences where one group of warps copies and reads. Where they are apart it leaves that out: wgmma needs none.
+
+    What the warps that read do to a tile themselves, they read with ldmatrix, and tell the copying warps by a barrier alone.
+    """
+    types = {"a": "*bf16", "b": "*bf16", "c": "*bf16", "M": "i32", "N": "i32", "K": "i32"}
+    kernel = lab.variant("product", types, {"SCALED": scaled, "APART": apart})
+    (code,) = compiled(kernel, 90, TRITON).codes
+    found = unfenced_refills(code.ptx)
+    assert "cp.async.bulk.tensor.2d.shared::cta" in code.ptx and "wgmma.mma_async" in code.ptx
+    assert all(refill.read[1].startswith(reads) for refill in found) and bool(found) is bool(reads)
+    if scaled and not apart:
+        assert unfenced_refills(code.ptx.replace("fence.proxy.async.shared::cta;", ""))
