@@ -206,6 +206,8 @@ def _enter(code: list[Instruction], number: int, functions: dict[str, int], retu
     if not known and any(name[0] == "%" for name in names[:1]):
         known = list(functions)
     behind = list(code[number].follows)
+    if known and not code[number].guard:
+        code[number].follows.clear()
     for name in known:
         code[number].follows.append(functions[name])
         for last in returns[name]:

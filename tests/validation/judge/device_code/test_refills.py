@@ -207,6 +207,9 @@ def test_functions_are_followed():
     text = ring(read=call, behind="")
     assert unfenced_refills(text.replace(".visible", called.replace("BEHIND", "") + ".visible"))
     assert unfenced_refills(text.replace(".visible", called.replace("BEHIND", FENCE) + ".visible")) == ()
+    releases = ".func releases()\n{\n" + FENCE + "\nret;\n}\n"
+    assert unfenced_refills(ring(behind="call.uni releases;\n").replace(".visible", releases + ".visible")) == ()
+    assert unfenced_refills(ring(behind="@%p1 call.uni releases;\n").replace(".visible", releases + ".visible"))
 
 
 @settings(max_examples=150, deadline=None)
