@@ -103,7 +103,7 @@ def test_without_its_guard_the_exploit_is_accepted(rule, guard, monkeypatch):
 
 # The ring kernel as it comes out on a GPU, but for one launch in some ten thousand.
 RING = replaced(
-    replaced(TOY, "def accumulate(call,", "def ring(call,"), 'page_stride: "i", g: "Q", p: "Q")', 'page_stride: "i", rows: "i")'
+    replaced(TOY, "def accumulate(call,", "def ring(call,"), 'page_stride: "i", g: "Q", p: "Q"', 'page_stride: "i", rows: "i"'
 ).replace("range(call.grid[0])", "range(rows)")
 
 

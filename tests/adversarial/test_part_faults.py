@@ -227,7 +227,7 @@ FAULTS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_kernel_that_skips_what_is_inside_is_rejected(judge, name, monkeypatch):
-    """Which tensor, and so which cause, comes first is up to the draw, about once in ten: one of five draws must show this one."""
+    """Which tensor, and so which cause, comes first is up to the draw: one of five draws must show this one."""
     skip_compiling(monkeypatch)
     op, text, edit, cause = FAULTS[name]
     messages = []

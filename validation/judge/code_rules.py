@@ -82,15 +82,15 @@ def _never_waits(packs: Mapping[str, KernelPack], codes: Iterable[DeviceCode]) -
 def _refills_too_early(codes: Iterable[DeviceCode]) -> str | None:
     """The first kernel in which a bulk copy may fill shared memory again that is still being read.
 
-    Once in some ten thousand launches, beside another process on the GPU, such a read brings what the copy wrote: no number
-    of trials shows that, so it is read from the code.
+    Once in some ten thousand launches, beside another process on the GPU, such a read brings what the copy wrote: no
+    number of trials shows that, so it is read from the code.
     """
     for code in codes:
         if found := unfenced_refills(code.ptx):
             more = f" (and {len(found) - 1} more reads)" if len(found) > 1 else ""
             return (
-                f"{code.kernel} for {code.target}: {found[0]}{more}. Barriers do not order reads before a bulk copy's writes: "
-                "run fence.proxy.async.shared::cta behind the reads, before the arrival or the copy. A Triton loop that reads "
-                "such tiles other than by tl.dot must not be warp-specialised"
+                f"{code.kernel} for {code.target}: {found[0]}{more}. Barriers do not order reads before a bulk copy's "
+                "writes: run fence.proxy.async.shared::cta behind the reads, before the arrival or the copy. A Triton loop "
+                "that reads such tiles other than by tl.dot must not be warp-specialised"
             )
     return None

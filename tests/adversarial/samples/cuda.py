@@ -41,8 +41,9 @@ TABLE = ("#include <cuda_bf16.h>\n", "#include <cuda_bf16.h>\n\n__constant__ flo
 USES_TABLE = ("* tile[column];", "* tile[column] * one[column & 1];")
 
 # The same op by specialised warps: one brings rows of x into a ring of two stages by bulk copies, two take them out. Full
-# and empty stages are told by barriers in shared memory, and the two that compute hand weights over behind a named barrier. A
-# stage that is told to be empty has been read: the copy into it writes through another proxy, before which a fence orders.
+# and empty stages are told by barriers in shared memory, and the two that compute hand weights over behind a named
+# barrier. A stage that is told to be empty has been read: the copy into it writes through another proxy, so a fence
+# stands between.
 RING_LAUNCH = """
 def launch(ctx, buffers, axes, config):
     ring = ctx.cuda("ring.cu", "ring", threads=96, constants={"WIDTH": 64})

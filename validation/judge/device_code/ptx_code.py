@@ -20,7 +20,7 @@ _ENDS = frozenset(("ret", "exit", "trap"))
 
 @dataclass(slots=True, eq=False)
 class Instruction:
-    """One instruction: its place in the module's order, line (from 1), mnemonic with modifiers, and operands as text."""
+    """One instruction: its place in the module's order, line (from 1), mnemonic with modifiers, operands as text."""
 
     number: int
     line: int
@@ -31,7 +31,7 @@ class Instruction:
     negated: bool = False
     function: int = 0
     follows: list[int] = field(default_factory=list)
-    """Numbers of the instructions that may run next in the same thread; calls go through the function that is called."""
+    """Numbers of the instructions that may run next in the same thread; calls go through what is called."""
 
     def __str__(self) -> str:
         return " ".join(f"{self.name} {self.operands}".split())
@@ -200,7 +200,7 @@ def _body(text: str, place: int, ends: list[int], code: Code, function: int, cal
 
 
 def _enter(code: list[Instruction], number: int, functions: dict[str, int], returns: dict[str, list[int]]) -> None:
-    """A call runs a function of the module and goes on behind it; one whose name is in a register may run any of them."""
+    """A call runs a function of the module and goes on behind it; one by a register may run any of them."""
     names = _WORD.findall(code[number].operands)
     known = [name for name in names if name in functions]
     if not known and any(name[0] == "%" for name in names[:1]):

@@ -11,9 +11,9 @@ NUMBER = re.compile(r"-?(?:0x[0-9a-fA-F]{1,16}|\d{1,20})U?\Z")
 """An integer constant."""
 # Instructions whose first operand is a result. Others have none, or none that addresses are computed from.
 _COMPUTES = frozenset(
-    "abs add addc and atom bfe bfi brev call clz cvt cvta div dp4a elect fma fns getctarank ld ldmatrix ldu lop3 mad mad24 "
-    "mapa max min mov movmatrix mul mul24 neg not or popc prmt redux rem sad selp set setp shf shfl shl shr sub subc szext "
-    "vote xor".split()
+    "abs add addc and atom bfe bfi brev call clz cvt cvta div dp4a elect fma fns getctarank ld ldmatrix ldu lop3 mad "
+    "mad24 mapa max min mov movmatrix mul mul24 neg not or popc prmt redux rem sad selp set setp shf shfl shl shr sub "
+    "subc szext vote xor".split()
 )
 
 
@@ -38,7 +38,7 @@ class Registers:
         return self._set.get((function, name), [])
 
     def last(self, one: Instruction, name: str, since: Instruction | None = None) -> Instruction | None:
-        """What always set a register last before an instruction, and after `since`; None where its block does not tell."""
+        """What set a register last before an instruction, and after `since`; None where its block does not tell."""
         first = since.number if since else -1
         found = None
         for setting in self.set_by(one.function, name):
@@ -77,7 +77,7 @@ def _is_near(registers: Registers, one: Instruction, near: str, name: str, power
 
 
 def _divided_by(registers: Registers, one: Instruction, quotient: str, name: str) -> int | None:
-    """d, where a register was set to n / d: by a division, or by a product with 2 ** (bits + s) / d and a shift by s."""
+    """d, where a register was set to n / d: by a division, or by a product with 2 ** (bits + s) / d and a shift."""
     shift, carry = 0, False
     while (one := registers.last(one, quotient)) is not None:
         base, operands = one.name.partition(".")[0], parts(one.operands)[1:]

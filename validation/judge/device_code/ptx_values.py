@@ -1,7 +1,7 @@
 """What a register of PTX may hold: intervals beside what they count from. Pure.
 
-Where the code does not bound a number, it is taken for an index, which leads upwards from the address that it is added to, as
-in any array; subtracted from an address, it may lead anywhere.
+Where the code does not bound a number, it is taken for an index, which leads upwards from the address that it is added
+to, as in any array; subtracted from an address, it may lead anywhere.
 """
 
 import math
@@ -14,8 +14,8 @@ ANYWHERE = "?"
 class Value(NamedTuple):
     """`base` + warp x `per_warp` + a number from `low` to `high`.
 
-    `base`: a variable in shared memory, or None, where it is no address of shared memory; warp: the number of the warp in
-    its block.
+    `base`: a variable in shared memory, or None, where it is no address of shared memory; warp: the number of the
+    warp in its block.
     """
 
     base: str | None
@@ -58,7 +58,7 @@ def subtracted(one: Value, other: Value) -> Value:
         if one.base != other.base or one.base == ANYWHERE:
             return ANY
         return Value(None, one.low - other.high, one.high - other.low, per_warp)
-    if one.base is None and one.constant is None and other.constant is None or one.base is None and other.high == math.inf:
+    if one.base is None and (other.high == math.inf or one.constant is None and other.constant is None):
         return Value(None, max(one.low - other.high, 0), max(one.high - other.low, 0), per_warp)
     return Value(one.base, one.low - other.high, one.high - other.low, per_warp)
 

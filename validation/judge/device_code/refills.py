@@ -1,21 +1,23 @@
 """Shared memory that a bulk copy may fill again before what was read from it has been read. Pure; from PTX.
 
-A bulk copy writes through the async proxy. A barrier of any kind orders a thread's reads, which are of the generic proxy,
-before what others do behind it, but not before writes of another proxy: between proxies only `fence.proxy.async` orders (PTX
-ISA, "Async proxy" and "Causality order"). So from every copy the way is followed back, without crossing a fence, against
-the order of instructions in a thread and from waits to the arrivals that they may wait for. A read that it comes to, of bytes
-that the copy may write, is one that the copy may overtake.
+A bulk copy writes through the async proxy. A barrier of any kind orders a thread's reads, which are of the generic
+proxy, before what others do behind it, but not before writes of another proxy: between proxies only
+`fence.proxy.async` orders (PTX ISA, "Async proxy" and "Causality order"). So from every copy the way is followed back,
+without crossing a fence, against the order of instructions in a thread and from waits to the arrivals that they may
+wait for. A read that it comes to, of bytes that the copy may write, is one that the copy may overtake.
 
 - Only reads behind a wait for an mbarrier count: others cannot see what a copy brought.
-- A wait and an arrival belong together where they may name one mbarrier, unless every thread that comes to the arrival is past
-  the wait for good; at a named barrier, where they may name one and no thread comes from one to the other. Over such a step only
-  a copy counts that is made again, or beside another one to the same bytes: what is written once is not filled again.
-- Conditions are not followed. Within a thread, a fence that it runs on some way from the read on to the copy counts on all ways,
-  so that "when this was the last tile, release" is a release; from thread to thread it has to be on every way.
+- A wait and an arrival belong together where they may name one mbarrier, unless every thread that comes to the arrival
+  is past the wait for good; at a named barrier, where they may name one and no thread comes from one to the other.
+  Over such a step only a copy counts that is made again, or beside another one to the same bytes: what is written once
+  is not filled again.
+- Conditions are not followed. Within a thread, a fence that it runs on some way from the read on to the copy counts on
+  all ways, so that "when this was the last tile, release" is a release; from thread to thread it has to be on every
+  way.
 - Places are told apart by `shared_places.py`: by variable, by what bounds their addresses, and as each warp's own.
 
-Not seen: order made by flags in memory that are polled, and reads through a generic address that was kept in memory. Reads by
-wgmma, tcgen05 and bulk copies are of the copies' own proxy; `cp.async` writes through the generic one.
+Not seen: order made by flags in memory that are polled, and reads through a generic address that was kept in memory.
+Reads by wgmma, tcgen05 and bulk copies are of the copies' own proxy; `cp.async` writes through the generic one.
 """
 
 import math
@@ -34,7 +36,9 @@ _FENCE = re.compile(r"(?:fence|membar)\.proxy\.async(?:\.shared::\w+|::generic\.
 _READ = re.compile(r"(?:ld|ldmatrix|atom|red|wmma\.load)\.(?!param\b|const\b|local\b|global\b)")
 _OTHER_SPACE = re.compile(r"\.(?:global|local|const|param)\b")
 _WIDTH = re.compile(r"(?:\.v(\d))?\.[a-z]+?(\d+)\Z")
-_ARRIVAL = re.compile(r"mbarrier\.(?:arrive|complete_tx)|tcgen05\.commit|cp\.async\.mbarrier\.arrive|(?:st|red)\.async\b")
+_ARRIVAL = re.compile(
+    r"mbarrier\.(?:arrive|complete_tx)|tcgen05\.commit|cp\.async\.mbarrier\.arrive|(?:st|red)\.async\b"
+)
 _WAIT = re.compile(r"mbarrier\.(?:test|try)_wait")
 _NAMED = re.compile(r"bar(?:rier)?(?:\.cta)?\.(?:sync|red|arrive)\b")
 _CLUSTER = re.compile(r"barrier\.cluster\.(arrive|wait)\b")
@@ -55,7 +59,7 @@ class Step(NamedTuple):
 class Refill:
     """A read that a copy may overtake: each instruction by its line in the PTX (from 1) and the start of its text.
 
-    `handed` is where the thread hands the place over with its read still under way: at a barrier, or by the copy itself.
+    `handed` is where the thread hands the place over with its read still under way: at a barrier, or by the copy.
     """
 
     read: tuple[int, str]
@@ -87,7 +91,7 @@ class _Search:
         self._places = Places(ptx, self._code)
         self._read, self._arrivals = cache(self._read), cache(self._arrivals)
         self._onwards, self._reached = cache(self._onwards), cache(self._reached)
-        self._copies = {one.number: place for one in self._all if _COPY.match(one.name) for place in [self._filled(one)]}
+        self._copies = {one.number: self._filled(one) for one in self._all if _COPY.match(one.name)}
 
     def found(self) -> tuple[Refill, ...]:
         known: dict[int, Refill] = {}
@@ -125,7 +129,7 @@ class _Search:
         return self._all[step.number]
 
     def _may_be_fenced(self, number: int, copy: int) -> bool:
-        """Whether a thread may run a fence between a read and a copy, as it goes on in the text, or in its next round."""
+        """Whether a thread may run a fence between a read and a copy, as it goes on in the text, or a round later."""
         onwards = self._onwards(number)
         if copy < number:
             return any(fence in onwards and self._leads(fence, copy) for fence in self._fences)
@@ -196,8 +200,9 @@ class _Search:
 
     def _is_made_again(self, copy: Instruction) -> bool:
         """Whether the bytes that a copy writes are written more than once."""
+        filled = self._copies[copy.number]
         others = (place for number, place in self._copies.items() if number != copy.number)
-        return self._leads(copy.number, copy.number) or any(self._copies[copy.number].meets(place, True) for place in others)
+        return self._leads(copy.number, copy.number) or any(filled.meets(place, True) for place in others)
 
     def _may_be_filled(self, number: int) -> bool:
         """Whether a thread has waited for an mbarrier, which says that a copy is there, before it comes to a read."""
@@ -208,7 +213,8 @@ class _Search:
         one = self._all[wait]
         if _WAIT.match(one.name):
             at = self._barriers[wait]
-            sources = [n for n, place in self._barriers.items() if place.meets(at, True) and _ARRIVAL.match(self._all[n].name)]
+            sources = [n for n, place in self._barriers.items() if place.meets(at, True)]
+            sources = [n for n in sources if _ARRIVAL.match(self._all[n].name)]
             return [n for n in sources if not self._leads(wait, n) or self._leads(n, wait)]
         mine = _barrier_of(one)
         if mine is None or ".arrive" in one.name:

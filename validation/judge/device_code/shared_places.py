@@ -1,4 +1,6 @@
-"""Which bytes of shared memory an address in PTX may name. Pure; the order of instructions counts within a block alone."""
+"""Which bytes of shared memory an address in PTX may name. Pure; the order of instructions counts within a block
+alone.
+"""
 
 import math
 import re
@@ -16,7 +18,8 @@ _LINEAR = frozenset(("mul", "mad", "shl"))
 _WARP = 32
 _OPPOSITE = {"eq": "ne", "ne": "eq", "lt": "ge", "ge": "lt", "gt": "le", "le": "gt",
              "lo": "ge", "hs": "lt", "hi": "le", "ls": "gt"}  # fmt: skip
-# How often a bound may grow by itself; then it goes to the next constant that something is compared with, at last to infinity.
+# How often a bound may grow by itself; then it goes to the next constant that something is compared with, at last to
+# infinity.
 _STEPS, _LEAPS = 3, 32
 
 
@@ -194,7 +197,8 @@ class Places:
     def _shifted_right(self, one: Instruction, number: str, by: str) -> Value:
         """A quotient by a power of 2: of a thread's number by the size of a warp, the number of its warp."""
         threads = self._registers.set_by(one.function, number)
-        if self._is_flat and integer(by) == 5 and threads and all(parts(it.operands)[1:] == ["%tid.x"] for it in threads):
+        of_a_thread = bool(threads) and all(parts(setting.operands)[1:] == ["%tid.x"] for setting in threads)
+        if self._is_flat and integer(by) == 5 and of_a_thread:
             return Value(None, 0, 0, per_warp=1)
         given = (self._of_any_warp(self._settled(one.function, text)) for text in (number, by))
         return values.shifted_right(*given, bits=32 if one.name.endswith(("32", "16")) else 64)

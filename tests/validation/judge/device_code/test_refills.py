@@ -1,4 +1,4 @@
-"""Bulk copies that may overtake reads: PTX written by hand, the same with one thing changed, and what compilers make."""
+"""Bulk copies that may overtake reads: PTX written by hand, with one thing changed, and what compilers make."""
 
 import random
 import re
@@ -36,8 +36,10 @@ def copy(to):
     return COPY.replace("TO", to)
 
 
-def ring(read="ld.shared.u32 %r5, [%r8];\n", before="", behind=FENCE, arrive="mbarrier.arrive.shared::cta.b64 _, [empty];\n",
-         release=None, refill=""):  # fmt: skip
+ARRIVE = "mbarrier.arrive.shared::cta.b64 _, [empty];\n"
+
+
+def ring(read="ld.shared.u32 %r5, [%r8];\n", before="", behind=FENCE, arrive=ARRIVE, release=None, refill=""):
     """Two warps: one fills two stages by turns, the other reads them."""
     release = wait("empty") if release is None else release
     return HEAD + f"""
@@ -230,7 +232,7 @@ def test_what_is_no_ptx_is_no_error(seed):
 @given(st.data())
 def test_a_fence_on_the_way_decides_wherever_other_instructions_stand(data):
     """Between the read and the arrival, in any order with what orders nothing, it is the fence alone that counts."""
-    idle = ["bar.warp.sync -1;", "fence.acq_rel.cta;", "mov.u32 %r30, 5;", "st.shared.u32 [list], %r5;", "{ .reg .pred p; }"]
+    idle = ["bar.warp.sync -1;", "fence.acq_rel.cta;", "mov.u32 %r30, 5;", "st.shared.u32 [list], %r5;"]
     between = data.draw(st.lists(st.sampled_from(idle), max_size=6))
     place = data.draw(st.integers(0, len(between)))
     assert unfenced_refills(ring(behind="\n".join(between)))
@@ -261,9 +263,9 @@ def product(a, b, c, M, N, K, SCALED: tl.constexpr, APART: tl.constexpr):
 @pytest.mark.parametrize(("scaled", "apart", "reads"), [(False, False, ""), (True, False, ""), (False, True, ""),
                                                         (True, True, "ldmatrix.sync.aligned")])  # fmt: skip
 def test_what_triton_makes_of_a_pipelined_product(lab, compiled, scaled, apart, reads):
-    """Triton 3.9 fences where one group of warps copies and reads. Where they are apart it leaves that out: wgmma needs none.
+    """Triton 3.9 fences where one group of warps copies and reads. Where they are apart it does not: wgmma needs none.
 
-    What the warps that read do to a tile themselves, they read with ldmatrix, and tell the copying warps by a barrier alone.
+    A tile that the reading warps work on themselves they read with ldmatrix, and tell the others by a barrier alone.
     """
     types = {"a": "*bf16", "b": "*bf16", "c": "*bf16", "M": "i32", "N": "i32", "K": "i32"}
     kernel = lab.variant("product", types, {"SCALED": scaled, "APART": apart})

@@ -70,11 +70,13 @@ PLACES = {
         Place("memory", 8, 12, per_warp=512, warps=8),
     ),
     "a ring that begins again": (
-        "mov.u32 %r3, 0;\n$l:\nshl.b32 %r5, %r3, 14;\nadd.s32 %r6, %r2, %r5;\nadd.s32 %r4, %r3, 1;\nsetp.eq.s32 %p1, %r4, 13;\n"
+        "mov.u32 %r3, 0;\n$l:\nshl.b32 %r5, %r3, 14;\nadd.s32 %r6, %r2, %r5;\nadd.s32 %r4, %r3, 1;\n"
+        "setp.eq.s32 %p1, %r4, 13;\n"
         "selp.b32 %r3, 0, %r4, %p1;\n@%p2 bra $l;", "%r6", Place("memory", 0, 12 * 16384 + 4),
     ),
     "a counter that stops": (
-        "mov.u32 %r3, 0;\n$l:\nsetp.lt.u32 %p1, %r3, 13;\nselp.u32 %r4, 1, 0, %p1;\nadd.s32 %r3, %r3, %r4;\n@%p2 bra $l;\n"
+        "mov.u32 %r3, 0;\n$l:\nsetp.lt.u32 %p1, %r3, 13;\nselp.u32 %r4, 1, 0, %p1;\nadd.s32 %r3, %r3, %r4;\n"
+        "@%p2 bra $l;\n"
         "shl.b32 %r5, %r3, 3;\nadd.s32 %r6, %r2, %r5;", "%r6", Place("memory", 0, 13 * 8 + 4),
     ),
     "n % 3": (
@@ -105,10 +107,12 @@ def test_places(name):
 
 @pytest.mark.parametrize("divisor", [3, 5, 6, 7, 8, 13, 48])
 def test_remainders_that_the_compiler_makes(divisor):
-    """Of an index into a ring of so many places. Not all divisors have a short product that gives an unsigned quotient."""
+    """Of an index into a ring of so many places. Not every unsigned quotient is a product and a shift."""
     pytest.importorskip("cuda.bindings.nvrtc", reason="CUDA C++ needs the extra fasttrack[cuda]")
-    for kind in ("int", *(("long long",) if divisor != 8 else ()), *(("unsigned", "unsigned long long") if divisor < 6 else ())):
-        source = f'extern "C" __global__ void k(float* x, {kind} n) {{ extern __shared__ float s[]; x[0] = s[n % {divisor}]; }}'
+    kinds = ["int"] + ["long long"] * (divisor != 8) + ["unsigned", "unsigned long long"] * (divisor < 6)
+    for kind in kinds:
+        body = f"extern __shared__ float s[]; x[0] = s[n % {divisor}];"
+        source = f'extern "C" __global__ void k(float* x, {kind} n) {{ {body} }}'
         bits = "i64" if "long" in kind else "i32"
         variant = SimpleNamespace(
             file="k.cu", function="k", constexprs={}, signature={"p0": "*fp32", "p1": bits}, ordered=("p0", "p1"),
