@@ -169,6 +169,12 @@ class Arguments:
                 "record.fake_tensor",
                 f"{kernel}: {parameter!r} is a {type(tensor).__name__} on {tensor.device.type!r}, not an op's buffer",
             )
+        if not tensor.numel():
+            self._refuse(
+                "record.empty_tensor",
+                f"{kernel}: {parameter!r} has shape {tuple(tensor.shape)}, and torch gives what is empty no address; pass a "
+                "buffer that is there, and how much of it counts",
+            )
         if pointee is None and tensor.dtype not in _POINTEES:
             known = ", ".join(map(str, _POINTEES))
             self._refuse("record.dtype", f"{kernel}: {parameter!r} points to {tensor.dtype}; known: {known}")

@@ -123,6 +123,8 @@ def inner(x):
     "peers of other memory": (
         "record.unknown_storage", "rank 1",
         launch("ctx.peers([buffers.x, KEPT])", GO, before="KEPT = torch.empty(64)")),
+    "empty tensor": (
+        "record.empty_tensor", "'x' has shape (0,", launch("copy[(1,)](buffers.x[:0], buffers.o, 5, BLOCK=32)")),
     "part of a table": (
         "record.peers", "pass the table",
         launch("copy[(1,)](ctx.peers([buffers.x, buffers.o])[1:], buffers.o, 5, BLOCK=32)")),
@@ -198,6 +200,7 @@ CUDA_REFUSALS = {
     "list": ("record.cuda_argument", "list", "[1, 2]"),
     "number of numpy": ("record.cuda_argument", "float32", "numpy.float32(1)"),
     "kept tensor": ("record.unknown_storage", "'p0'", "KEPT"),
+    "empty tensor": ("record.empty_tensor", "'p0'", "buffers.x[:, :0]"),
     "tensor on no device": ("record.fake_tensor", "meta", "META"),
     "large integer": ("record.scalar", "ctx.scalar", "2**31"),
     "float for an integer": ("record.scalar", "i64", "ctx.scalar('i64', 1.5)"),
