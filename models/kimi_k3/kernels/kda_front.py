@@ -12,13 +12,18 @@ Rounded  to bfloat16: the normed mixes and the attention output, as operands of 
          f_b f_a, because the published layer rounds it; what enters conv_state; the outputs but `logits`. The
          projection, the stream between the mixes, gate and up stay float32, where the published modules leave bfloat16.
 
-Eight rows at once: more are served eight by eight, each launch reading the weights again. The kernel and what it waits
-for: cuda/kda_front.cu.
+One launch for up to sixteen rows; more are served sixteen by sixteen, each launch reading the weights again. The kernel has two
+instances, for eight rows at once and for sixteen: they read the same packed weights and round at the same points, but add the
+float32 sums in another order, since two blocks of the second one share a tile by k. A batch is served by one of them throughout,
+so a row's bits depend on nothing but the row and on whether the batch has more than eight. The second one is compiled, and run on
+a CPU; it has not been measured. The kernel and what it waits for: cuda/kda_front.cu.
 """
 
 import torch
 
 HIDDEN = 7168
+EXPERTS = 896
+LATENT = 3584
 HEAD_DIM = 128
 GATE_RANK = 128
 GATE_LOWER_BOUND = -5.0
@@ -33,7 +38,7 @@ DEFAULT = {"slots": 13, "window": 2, "wide": 3, "pdl": False}
 in-projection; whether the launch is programmatic, and streams weights before the kernel in front has ended."""
 
 SOURCE = "kernels/cuda/kda_front.cu"
-ROWS_AT_ONCE = 8
+ROWS_AT_ONCE = (8, 16)
 WARPS = 16
 # Registers move between groups of four warps. Of this one, a warp streams the weights, three add up peers' shares.
 PRODUCERS = 4
@@ -44,8 +49,8 @@ FIRST_TAGGED = 16
 
 
 def scratch(axes, config):
-    """What stages hand to each other behind barriers, for eight rows."""
-    heads, rows = axes["heads"], ROWS_AT_ONCE
+    """What stages hand to each other behind barriers, for the rows of a launch."""
+    heads, rows = axes["heads"], rows_at_once(axes["rows"])
     return {
         "normed": ((2, rows, HIDDEN), torch.bfloat16),
         "gated": ((rows, heads * HEAD_DIM), torch.float32),
@@ -59,9 +64,14 @@ def scratch(axes, config):
 
 def persistent(axes, config):
     """Arrivals at the grid barrier, the health word, and what carries its launch's number: mail among blocks of a row, of
-    eight rows the projection in two parts and the output projection, and parts of the front's tiles."""
+    the rows at once the projection in parts and the output projection, and parts of the front's tiles."""
+    rows = rows_at_once(axes["rows"])
     width = _rounded_up(4 * axes["heads"] * HEAD_DIM + GATE_RANK + axes["heads"])
-    tagged = ROWS_AT_ONCE * (7 * 32 + 2 * width + HIDDEN) + MAX_BLOCKS * 128
+    front = _rounded_up(EXPERTS // axes["shards"] + LATENT // axes["shards"]) + 2 * axes["shared"]
+    # A product is in two parts for each span of k. Of eight rows a block leaves one tile of the front.
+    parts = rows // 4
+    tails = MAX_BLOCKS * 128 if rows == 8 else rows * parts * front
+    tagged = rows * (7 * 32 + parts * width + HIDDEN) + tails
     return {"cells": ((FIRST_TAGGED + tagged,), torch.int64, 0, "epoch")}
 
 
@@ -103,13 +113,13 @@ def units(weight, groups):
 
 
 def launch(ctx, buffers, axes, config):
-    """Enqueues one launch for every eight rows."""
+    """Enqueues one launch for up to eight rows, or one for every sixteen."""
     blocks, heads, rows = ctx.hardware.multiprocessors, axes["heads"], axes["rows"]
-    slots = config["slots"]
+    slots, at_once = config["slots"], rows_at_once(rows)
     shared_bytes = slots * (UNIT_BYTES + 16) + SCRATCH_BYTES + 16
     constants = {
         "BLOCKS": blocks, "SLOTS": slots, "WINDOW": config["window"], "WIDE": config["wide"],
-        "SHARED_BYTES": shared_bytes, "HEADS": heads,
+        "SHARED_BYTES": shared_bytes, "HEADS": heads, "ROWS_AT_ONCE": at_once,
         "ROUTER": buffers.logits.shape[1], "LATENT": buffers.latent.shape[1], "SHARED": buffers.shared.shape[1],
         "NORM_EPS": NORM_EPS, "L2_EPS": L2_EPS, "OUTPUT_EPS": OUTPUT_EPS, "GATE_LOWER_BOUND": GATE_LOWER_BOUND,
         "SITU_BETA": SITU_BETA, "SITU_LINEAR_BETA": SITU_LINEAR_BETA,
@@ -117,8 +127,8 @@ def launch(ctx, buffers, axes, config):
     stream, slots_of = buffers.attn_res_norm_1_stream, buffers.slots
     # In front of layer 0 nothing is banked; the kernel then reads none of the banks that it is given.
     banks = getattr(buffers, "blocks", stream[None, :0])
-    for first in range(0, rows, ROWS_AT_ONCE):
-        here = slice(first, min(first + ROWS_AT_ONCE, rows))
+    for first in range(0, rows, at_once):
+        here = slice(first, min(first + at_once, rows))
         count = here.stop - first
         kernel = ctx.cuda(
             SOURCE, "kda_front", threads=32 * (WARPS + PRODUCERS), cooperative=True, pdl=config["pdl"],
@@ -141,8 +151,14 @@ def launch(ctx, buffers, axes, config):
         )  # fmt: skip
 
 
+def rows_at_once(rows):
+    """Rows of each launch of a batch: the kernel's instance. It is no choice of a config: weights are packed once a config."""
+    return next((most for most in ROWS_AT_ONCE if rows <= most), ROWS_AT_ONCE[-1])
+
+
 def split(heads_and_rows, blocks):
-    """Blocks that share the value rows of one head: as many as there are blocks for, eight at most."""
+    """Blocks that share the value rows of one head: as many as there are blocks for, eight at most. One takes several heads where
+    there are more of them than blocks."""
     return next(parts for parts in (8, 4, 2, 1) if parts * heads_and_rows <= blocks or parts == 1)
 
 

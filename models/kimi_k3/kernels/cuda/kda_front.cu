@@ -9,6 +9,10 @@
 // their launch's number (tagged_floats.cuh), and whoever needs some waits for these alone. A row is mixed by seven blocks first,
 // by one the second time; a single row by every block for itself then, which saves the last barrier. Three warps add
 // up, beside all this, what the output projection's result will be added to.
+//
+// ROWS_AT_ONCE is 8 or 16. Consumers hold eight rows' activations of all k (114 KB a block), or sixteen rows' of half of it:
+// then two blocks are a team, which has tiles of the in-projection and the front together, and each multiplies one half of k
+// and both groups of eight rows by every fragment that it reads. Weights are packed the same for both.
 #include "block.cuh"
 #include "grid_barrier.cuh"
 #include "kda_step.cuh"
@@ -19,22 +23,30 @@
 constexpr int kProjected = (4 * kChannels + kGateRank + HEADS + 15) / 16 * 16;
 constexpr int kPairs = (ROUTER + LATENT + 15) / 16 * 16;  // where gate and up begin among the front's rows
 constexpr int kFront = kPairs + 2 * SHARED;
-constexpr int kRowsAtOnce = 8;
+constexpr int kRowsAtOnce = ROWS_AT_ONCE, kEights = kRowsAtOnce / 8, kSpans = kEights;
+static_assert(kRowsAtOnce == 8 || kRowsAtOnce == 16, "what fits in the registers");
 constexpr int kPhases = 3;
-// Places in `cells`, behind the barrier's, all tagged: mail of the rows' first mixes; of eight rows the projection, in two
-// parts, and this rank's share of the output projection; what blocks have of tiles that others finish.
-constexpr int kMail = 16, kProjection = kMail + 8 * 7 * 32, kOwn = kProjection + 2 * kRowsAtOnce * kProjected;
-constexpr int kTails = kOwn + kRowsAtOnce * kHidden;
+// Places in `cells`, behind the barrier's, all tagged: mail of the rows' first mixes; of the rows at once the projection, in
+// two parts for each span of k, and this rank's share of the output projection; then what blocks have of the front's tiles
+// that others finish: a tile a block, or of sixteen rows all, in parts like the projection's.
+constexpr int kParts = 2 * kSpans;
+constexpr int kMail = 16, kProjection = kMail + kRowsAtOnce * 7 * 32;
+constexpr int kOwn = kProjection + kParts * kRowsAtOnce * kProjected, kTails = kOwn + kRowsAtOnce * kHidden;
 // Registers move from the producer's group of warps to the consumers, who hold activations in them: of 96 for each of
 // 640 threads, 32 and 112. A launch with another number of threads would wait for registers for ever.
 constexpr int kThreads = kConsumers + 128;
 constexpr int kHelpers = 96;
 
-using InProjection = SplitProduct<kProjected, kHidden, 1, BLOCKS>;
-using OutProjection = SplitProduct<kHidden, kChannels, 2, BLOCKS, true>;
-using Front = SplitProduct<kFront, kHidden, 1, BLOCKS>;
+using InProjection = SplitProduct<kProjected, kHidden, 1, BLOCKS, false, kEights, kSpans>;
+using OutProjection = SplitProduct<kHidden, kChannels, 2, BLOCKS, true, kEights>;
+using Front = SplitProduct<kFront, kHidden, 1, BLOCKS, false, kEights, kSpans>;
 using Ring = WeightRing<SLOTS, kUnitBytes>;
 static_assert(WINDOW < SLOTS && WIDE < SLOTS, "copies on their way are part of the ring");
+static_assert(kRowsAtOnce <= BLOCKS && FirstMix::kBlocks <= BLOCKS, "mixes of a row wait for each other, and end before the next");
+// Whether a block mixes several parts of rows, or takes several heads through the KDA step, which are whole ones then.
+constexpr bool kMixesMore = kRowsAtOnce * FirstMix::kBlocks > BLOCKS;
+constexpr bool kStepsMore = SPLIT == 1 && kRowsAtOnce * HEADS > BLOCKS;
+using Step = KdaStep<SPLIT, kStepsMore ? 4 : 0>;
 
 constexpr int kScratchFloats = 4096;
 constexpr int kShared = SLOTS * kUnitBytes + 4 * kScratchFloats + Ring::kBarrierBytes + 16;
@@ -53,6 +65,32 @@ __device__ __forceinline__ long long stamp() {
 
 __device__ __forceinline__ float situ(float gate, float up) {
     return SITU_BETA * tanhf(gate / SITU_BETA) * sigmoid(gate) * SITU_LINEAR_BETA * tanhf(up / SITU_LINEAR_BETA);
+}
+
+// Columns of one row of a product: sums over the parts of which each consists, at `cells`, [part][row][WIDTH].
+template <class Product, int WIDTH, int COUNT>
+__device__ __forceinline__ void collect(
+    const unsigned long long* cells, const int (&columns)[COUNT], float (&values)[COUNT], uint32_t epoch,
+    unsigned long long* health) {
+    const unsigned long long* from[kParts * COUNT];
+    float found[kParts * COUNT];
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) {
+        from[i] = cells + columns[i];
+        from[COUNT + i] = from[i] + (Product::halved(columns[i]) ? kRowsAtOnce * WIDTH : 0);
+    }
+    // Spans are cut alike.
+#pragma unroll
+    for (int i = 2 * COUNT; i < kParts * COUNT; ++i) from[i] = from[i - 2 * COUNT] + 2 * kRowsAtOnce * WIDTH;
+    receive_all(from, found, epoch, health);
+#pragma unroll
+    for (int span = 0; span < kSpans; ++span)
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i) {
+            const int one = 2 * span * COUNT + i, other = one + COUNT;
+            const float sum = from[other] == from[one] ? found[one] : found[one] + found[other];
+            values[i] = span ? values[i] + sum : sum;
+        }
 }
 
 // Where the tagged share of a column lies in its row: whoever takes eight columns in a row reads beside its neighbours.
@@ -128,22 +166,23 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kda_front(
     asm volatile("setmaxnreg.inc.sync.aligned.u32 112;");
     asm volatile("griddepcontrol.wait;" ::: "memory");
     STAMP(0);
+    const auto load_mix = [&](FirstMix& mix) {
+        mix.load(stream + static_cast<size_t>(mix.row) * stream_stride,
+                 banks + static_cast<size_t>(mix.row) * bank_row_stride, bank_count, bank_stride, queries, out_norm_1);
+    };
     FirstMix first(block);
     const bool mixes_first = first.row < rows;
-    if (mixes_first)
-        first.load(stream + static_cast<size_t>(first.row) * stream_stride,
-                   banks + static_cast<size_t>(first.row) * bank_row_stride, bank_count, bank_stride, queries,
-                   out_norm_1);
+    if (mixes_first) load_mix(first);
     const KdaTensors tensors{f_b, conv_weight, rate, dt_bias, o_norm, slots, slots_stride, conv_state, recurrent_state,
                              conv_page_stride, state_page_stride, gated, squares};
     const bool steps = block < rows * HEADS * SPLIT;
-    KdaStep<SPLIT> kda(tensors, steps ? block : 0);
+    Step kda(tensors, steps ? block : 0);
     if (steps) kda.bring_near();
     // What the second mix needs beside values, from wherever it is.
     const int line = block * kConsumers + thread;
     if (line < kHidden / 32) prefetch(queries + kHidden + line * 32);
     if (line < kHidden / 64) prefetch(out_norm_2 + line * 64);
-    const bool alone = rows == 1;
+    const bool alone = kRowsAtOnce == 8 && rows == 1;
     __nv_bfloat16* near = reinterpret_cast<__nv_bfloat16*>(scratch + 512);  // one row of the batch
     GridBarrier barrier;
     if (thread == 0) {
@@ -158,16 +197,20 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kda_front(
         if (thread == 0) barrier.wait();
         sync_consumers();
     };
-    // The eight k of a chunk that this lane multiplies, of the batch row whose column of B it holds.
+    // The eight k of a chunk that this lane multiplies, of the batch rows whose columns of B it holds.
     const int lane_row = InProjection::row_of_lane();
-    const auto read_normed = [&](uint4(&x)[InProjection::kChunks], const __nv_bfloat16* from) {
+    const auto read_normed = [&](uint4(&x)[InProjection::kHeld], const __nv_bfloat16* from) {
         from += lane_row * kHidden + InProjection::k_of(0);
 #pragma unroll
-        for (int chunk = 0; chunk < InProjection::kChunks; ++chunk) x[chunk] = make_uint4(0, 0, 0, 0);
-        if (lane_row >= rows) return;
+        for (int i = 0; i < InProjection::kHeld; ++i) x[i] = make_uint4(0, 0, 0, 0);
 #pragma unroll
-        for (int chunk = 0; chunk < InProjection::kChunks; ++chunk)
-            x[chunk] = *reinterpret_cast<const uint4*>(from + chunk * InProjection::kChunk);
+        for (int eight = 0; eight < kEights; ++eight) {
+            if (lane_row + 8 * eight >= rows) return;
+#pragma unroll
+            for (int chunk = 0; chunk < InProjection::kChunks; ++chunk)
+                x[eight * InProjection::kChunks + chunk] =
+                    *reinterpret_cast<const uint4*>(from + 8 * eight * kHidden + chunk * InProjection::kChunk);
+        }
     };
 
     // First mix.
@@ -175,11 +218,20 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kda_front(
     const uint32_t epoch = *shared_epoch;
     unsigned long long* words = reinterpret_cast<unsigned long long*>(cells);
     unsigned long long* health = words + 1;
-    if (mixes_first) {
-        first.write(words + kMail + first.row * FirstMix::kMail, health, epoch,
-                    normed + first.row * kHidden, mix_squares + first.row * FirstMix::kBlocks,
-                    BankSum{bank_sums + first.row * kHidden, bank_scalars + first.row * 2}, scratch);
-    }
+    const auto write_mix = [&](const FirstMix& mix) {
+        mix.write(words + kMail + mix.row * FirstMix::kMail, health, epoch, normed + mix.row * kHidden,
+                  mix_squares + mix.row * FirstMix::kBlocks,
+                  BankSum{bank_sums + mix.row * kHidden, bank_scalars + mix.row * 2}, scratch);
+    };
+    if (mixes_first) write_mix(first);
+    // Nobody waits in vain: blocks come to rows in their order, and to each but once.
+    if constexpr (kMixesMore)
+        for (int next = block + BLOCKS; next < rows * FirstMix::kBlocks; next += BLOCKS) {
+            FirstMix mix(next);
+            load_mix(mix);
+            sync_consumers();
+            write_mix(mix);
+        }
     STAMP(1);
     arrive(), wait();
     STAMP(2);
@@ -187,11 +239,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kda_front(
     // In-projection: nobody waits for anything but weights.
     if (thread == 0) *ahead = WIDE;
     {
-        uint4 x[InProjection::kChunks];
+        uint4 x[InProjection::kHeld];
         read_normed(x, normed);
+        const int before = 2 * InProjection::span() * kRowsAtOnce;
         const auto keep = [&](int column, int at, InProjection::Column parts, bool starts, bool) {
             if (at < rows)
-                send(words + kProjection + ((starts ? 0 : kRowsAtOnce) + at) * kProjected + column, parts.sum(), epoch);
+                send(words + kProjection + (before + (starts ? 0 : kRowsAtOnce) + at) * kProjected + column, parts.sum(), epoch);
         };
         InProjection::consume(ring, x, scratch, keep);
     }
@@ -199,26 +252,32 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kda_front(
 
     // KDA step.
     if (thread == 0) *ahead = WINDOW;
-    if (steps) kda.load();
-    sync_consumers();
-    STAMP(4);
-    if (steps) {
-        const int at = block / (HEADS * SPLIT);
+    const auto step = [&](int item) {
+        const int at = item / (HEADS * SPLIT);
         const unsigned long long* mine = words + kProjection + at * kProjected;
         const float scale = FirstMix::scale(mix_squares + at * FirstMix::kBlocks);
         kda.step([&](const int(&columns)[3], float(&values)[3]) {
-            const unsigned long long* from[6];
-            float found[6];
+            collect<InProjection, kProjected>(mine, columns, values, epoch, health);
 #pragma unroll
-            for (int i = 0; i < 3; ++i) {
-                from[i] = mine + columns[i];
-                from[3 + i] = from[i] + (InProjection::halved(columns[i]) ? kRowsAtOnce * kProjected : 0);
-            }
-            receive_all(from, found, epoch, health);
-#pragma unroll
-            for (int i = 0; i < 3; ++i)
-                values[i] = (from[3 + i] == from[i] ? found[i] : found[i] + found[3 + i]) * scale;
+            for (int i = 0; i < 3; ++i) values[i] *= scale;
         }, scratch);
+    };
+    if (steps) kda.load();
+    if constexpr (kStepsMore)
+        for (int item = block + BLOCKS; item < rows * HEADS; item += BLOCKS) Step(tensors, item).bring_near();
+    sync_consumers();
+    STAMP(4);
+    if constexpr (kStepsMore) {
+        constexpr int kRounds = (kRowsAtOnce * HEADS + BLOCKS - 1) / BLOCKS;
+#pragma unroll
+        for (int round = 0; round < kRounds; ++round) {
+            const int item = block + round * BLOCKS;
+            if (item >= rows * HEADS) break;
+            if (round) kda.shift(), kda.turn_to(item), kda.load();
+            step(item);
+        }
+    } else if (steps) {
+        step(block);
     }
     asm volatile("bar.sync 3, %0;" ::"n"(kConsumers + kHelpers) : "memory");
     STAMP(5);
@@ -228,12 +287,15 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kda_front(
 
     // Output projection.
     {
-        uint4 x[OutProjection::kChunks];
+        uint4 x[OutProjection::kHeld];
         float* scales = scratch;  // [rows][h]
         float values[OutProjection::kChunks][8];
+        const auto load_gated = [&](int row) {
 #pragma unroll
-        for (int chunk = 0; chunk < OutProjection::kChunks; ++chunk)
-            if (lane_row < rows) load_eight(gated + lane_row * kChannels + OutProjection::k_of(chunk), values[chunk]);
+            for (int chunk = 0; chunk < OutProjection::kChunks; ++chunk)
+                if (row < rows) load_eight(gated + row * kChannels + OutProjection::k_of(chunk), values[chunk]);
+        };
+        load_gated(lane_row);
         if (thread < rows * HEADS) {
             float eight[8], sum = 0;
             load_eight(squares + thread * kGroups, eight);
@@ -243,13 +305,19 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kda_front(
         }
         sync_consumers();
 #pragma unroll
-        for (int chunk = 0; chunk < OutProjection::kChunks; ++chunk) {
-            x[chunk] = make_uint4(0, 0, 0, 0);
-            if (lane_row < rows) {
-                const float scale = scales[lane_row * HEADS + OutProjection::k_of(chunk) / kHeadDim];
+        for (int eight = 0; eight < kEights; ++eight) {
+            const int row = lane_row + 8 * eight;
+            if (eight) load_gated(row);
 #pragma unroll
-                for (int i = 0; i < 8; ++i) values[chunk][i] *= scale;
-                x[chunk] = pack(values[chunk]);
+            for (int chunk = 0; chunk < OutProjection::kChunks; ++chunk) {
+                uint4& operand = x[eight * OutProjection::kChunks + chunk];
+                operand = make_uint4(0, 0, 0, 0);
+                if (row < rows) {
+                    const float scale = scales[row * HEADS + OutProjection::k_of(chunk) / kHeadDim];
+#pragma unroll
+                    for (int i = 0; i < 8; ++i) values[chunk][i] *= scale;
+                    operand = pack(values[chunk]);
+                }
             }
         }
         sync_consumers();
@@ -286,12 +354,23 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kda_front(
     }
     STAMP(9);
 
-    // Front. A tile that two blocks share is finished by the one that has its beginning, the last thing it does; the
-    // other one met it first.
-    {
-        uint4 x[Front::kChunks];
-        read_normed(x, alone ? near : normed + kRowsAtOnce * kHidden);
-        sync_consumers();  // `near` lies in the scratch of the product
+    // Front.
+    const auto keep_line = [&](int line, int at, float sum) {
+        if (line < ROUTER)
+            logits[at * ROUTER + line] = sum;
+        else if (line < ROUTER + LATENT)
+            latent[at * LATENT + line - ROUTER] = __float2bfloat16(sum);
+    };
+    // Of a tile eight rows of the gate, then the same eight of the up-projection.
+    const auto keep_pair = [&](int line, int in_tile, int at, float gate, float up) {
+        shared[at * SHARED + (line - kPairs) / 16 * 8 + in_tile] = __float2bfloat16(situ(gate, up));
+    };
+    uint4 x[Front::kHeld];
+    read_normed(x, alone ? near : normed + kRowsAtOnce * kHidden);
+    sync_consumers();  // `near` lies in the scratch of the product
+    if constexpr (kSpans == 1) {
+        // A tile that two blocks share is finished by the one that has its beginning, the last thing it does; the other one
+        // met it first.
         Front::consume(
             ring, x, scratch, [&](int line, int at, Front::Column parts, bool starts, bool ends) {
                 if (!starts) {
@@ -304,17 +383,35 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kda_front(
                 if (!ends && (thread < 64 || !pairs)) rest[0] = receive(tail, epoch, health);
                 if (!ends && pairs && thread < 64) rest[1] = receive(tail + 64, epoch, health);
                 if (at >= rows) return;
-                if (line < ROUTER) {
-                    logits[at * ROUTER + line] = parts.sum() + rest[0];
-                } else if (line < kPairs) {
-                    if (line < ROUTER + LATENT)
-                        latent[at * LATENT + line - ROUTER] = __float2bfloat16(parts.sum() + rest[0]);
-                } else if (thread < 64) {  // eight rows of the gate, then the same eight of the up-projection
-                    const float gate = parts.sum() + rest[0], up = parts.sum(64) + rest[1];
-                    const int channel = (line - kPairs) / 16 * 8 + (thread >> 3);
-                    shared[at * SHARED + channel] = __float2bfloat16(situ(gate, up));
-                }
+                if (!pairs)
+                    keep_line(line, at, parts.sum() + rest[0]);
+                else if (thread < 64)
+                    keep_pair(line, thread >> 3, at, parts.sum() + rest[0], parts.sum(64) + rest[1]);
             });
+    } else {
+        // Everybody hands on what it has, and then finishes tiles that begin in its team: each block those of eight rows.
+        unsigned long long* parts_of_span = words + kTails + Front::span() * 2 * kRowsAtOnce * kFront;
+        Front::consume(ring, x, scratch, [&](int line, int at, Front::Column parts, bool starts, bool) {
+            if (at < rows) send(parts_of_span + ((starts ? 0 : kRowsAtOnce) + at) * kFront + line, parts.sum(), epoch);
+        });
+        const auto tiles_before = [&](int team) { return (Front::begin(team) + Front::kChunks - 1) / Front::kChunks; };
+        const int tile = tiles_before(Front::team()), tiles = tiles_before(Front::team() + 1) - tile;
+        for (int i = thread; i < tiles * 128; i += kConsumers) {
+            const int line = (tile + i / 128) * 16 + i % 16, at = Front::span() * 8 + i / 16 % 8;
+            if (at >= rows) continue;
+            const unsigned long long* mine = words + kTails + at * kFront;
+            if (line < kPairs) {
+                const int lines[1] = {line};
+                float sum[1];
+                collect<Front, kFront>(mine, lines, sum, epoch, health);
+                keep_line(line, at, sum[0]);
+            } else if (i % 16 < 8) {
+                const int lines[2] = {line, line + 8};
+                float sums[2];
+                collect<Front, kFront>(mine, lines, sums, epoch, health);
+                keep_pair(line, i % 16, at, sums[0], sums[1]);
+            }
+        }
     }
     STAMP(10);
 }

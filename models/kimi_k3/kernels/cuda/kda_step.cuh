@@ -31,13 +31,17 @@ struct KdaTensors {
     float* squares;                    // [rows, h, 8]
 };
 
-template <int PARTS>
+// LATE: of a warp's value rows those whose state is loaded behind the projection, which needs registers as well.
+template <int PARTS, int LATE = 0>
 class KdaStep {
 public:
     static constexpr int kRows = kHeadDim / PARTS / kWarps;  // value rows of a warp
 
     __device__ KdaStep(const KdaTensors& tensors, int item)
         : t_(tensors), row_(item / (HEADS * PARTS)), head_(item / PARTS % HEADS), slice_(item % PARTS) {}
+
+    // Another item from here on, whose load() comes next.
+    __device__ void turn_to(int item) { row_ = item / (HEADS * PARTS), head_ = item / PARTS % HEADS, slice_ = item % PARTS; }
 
     // Brings what load() reads as far as the L2.
     __device__ void bring_near() const {
@@ -59,9 +63,7 @@ public:
 #pragma unroll
             for (int tap = 0; tap < 3; ++tap) window_[tap] = window[tap * 3 * kChannels];
         }
-        const float4* state = reinterpret_cast<const float4*>(head_state());
-#pragma unroll
-        for (int i = 0; i < kRows; ++i) state_[i] = __ldcs(state + value_row(i) * 32 + (threadIdx.x & 31));
+        load_state<0, kRows - LATE>();
         const uint4* f_b = reinterpret_cast<const uint4*>(t_.f_b + (head_ * kHeadDim + (threadIdx.x >> 2)) * kGateRank);
 #pragma unroll
         for (int i = 0; i < 4; ++i) f_b_[i] = __ldg(f_b + (threadIdx.x & 3) * 4 + i);
@@ -93,6 +95,7 @@ public:
                                 convolves ? conv_channel() : gates + other};
         float values[3];
         projected(columns, values);
+        load_state<kRows - LATE, kRows>();
         const float beta = sigmoid(values[0]);
         if (convolves) {
             const float newest = values[1];
@@ -123,7 +126,7 @@ public:
         const float q_scale = rsqrtf(128.f) / sqrtf(warp_sum(dot(q4, q4)) + L2_EPS);
         const float k_scale = 1.f / sqrtf(warp_sum(dot(k4, k4)) + L2_EPS);
         const float qk = warp_sum(dot(q4, k4)) * q_scale * k_scale;
-        float4* state = reinterpret_cast<float4*>(head_state());
+        float4* state = own_state();
 #pragma unroll
         for (int i = 0; i < kRows; ++i) {
             const int row = value_row(i);
@@ -132,7 +135,7 @@ public:
             const float read = warp_sum(dot(s, k4)) * k_scale, seen = warp_sum(dot(s, q4)) * q_scale;
             const float delta = beta * (v[row] - read), step = delta * k_scale;
             s.x += step * k4.x, s.y += step * k4.y, s.z += step * k4.z, s.w += step * k4.w;
-            __stcs(state + row * 32 + lane, s);
+            __stcs(state + i * kConsumers, s);
             const float core = seen + delta * qk;
             if (lane == 0) {
                 gated_row()[row] = core * gate[row];
@@ -147,7 +150,7 @@ public:
         }
     }
 
-    // Behind a barrier behind every block's load().
+    // Behind a barrier behind every block's load(); of a head that one block has, behind its own.
     __device__ void shift() const {
         if (slot_ <= 0 || slice_ || threadIdx.x >= 3 * kHeadDim) return;
         __nv_bfloat16* window = page() + conv_channel();
@@ -157,6 +160,13 @@ public:
     }
 
 private:
+    template <int FIRST, int LAST>
+    __device__ __forceinline__ void load_state() {
+        const float4* state = own_state();
+#pragma unroll
+        for (int i = FIRST; i < LAST; ++i) state_[i] = __ldcs(state + i * kConsumers);
+    }
+
     __device__ static float dot(const float4& a, const float4& b) {
         return a.x * b.x + a.y * b.y + a.z * b.z + a.w * b.w;
     }
@@ -169,6 +179,10 @@ private:
     __device__ __nv_bfloat16* page() const { return t_.conv_state + static_cast<size_t>(slot_) * t_.conv_page_stride; }
     __device__ float* head_state() const {
         return t_.recurrent_state + static_cast<size_t>(slot_) * t_.state_page_stride + head_ * kHeadDim * kHeadDim;
+    }
+    // Where this lane's keys of the warp's first value row lie; those of the next one lie a float4 of every consumer further on.
+    __device__ float4* own_state() const {
+        return reinterpret_cast<float4*>(head_state()) + value_row(0) * 32 + (threadIdx.x & 31);
     }
     __device__ float* gated_row() const { return t_.gated + row_ * kChannels + head_ * kHeadDim; }
     __device__ float* squares_row() const { return t_.squares + (row_ * HEADS + head_) * kGroups + slice_ * kRows; }
