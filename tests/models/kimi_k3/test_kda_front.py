@@ -122,38 +122,50 @@ def recorded(op, at, directory):
 
 @pytest.fixture(scope="module")
 def packs(op, tmp_path_factory):
-    """A single row, and nine: two launches."""
+    """Rows of one launch, and nineteen."""
     pytest.importorskip("cuda.bindings.nvrtc", reason="CUDA C++ needs the extra fasttrack[cuda]")
-    return {
-        name: (at, recorded(op, at, tmp_path_factory.mktemp("record")))
-        for name, at in (("one", workload(op, "tp8-b1")), ("nine", nine(op)))
+    places = {
+        "one": workload(op, "tp8-b1"),
+        "nine": with_rows(op, 9),
+        "sixteen": workload(op, "tp8-b16"),
+        "nineteen": with_rows(op, 19),
     }
+    return {name: (at, recorded(op, at, tmp_path_factory.mktemp("record"))) for name, at in places.items()}
 
 
-def nine(op):
-    rows = {"rows": 9, "slots": 14, "attn_res_norm_1_block_stride": 9 * 7168, "peer_stride": 9 * 7168}
-    return workload(op, "tp16-b16", **rows, attn_res_norm_2_block_stride=9 * 7168)
+def with_rows(op, rows, slots=None):
+    """So many rows at TP 16."""
+    strides = dict.fromkeys(
+        ("attn_res_norm_1_block_stride", "attn_res_norm_2_block_stride", "peer_stride"), rows * 7168
+    )
+    return workload(op, "tp16-b16", rows=rows, slots=slots or rows + 5, **strides)
 
 
-@pytest.mark.parametrize(("name", "launches"), [("one", 1), ("nine", 2)])
-def test_a_plan_is_one_cooperative_launch_for_every_eight_rows(op, packs, name, launches):
+@pytest.mark.parametrize(
+    ("name", "rows", "splits"),  # splits: blocks that share the value rows of a head
+    [("one", [1], [8]), ("nine", [9], [2]), ("sixteen", [16], [1]), ("nineteen", [16, 3], [1, 4])],
+)
+def test_a_plan_is_one_cooperative_launch_for_every_sixteen_rows(op, packs, name, rows, splits):
     at, pack = packs[name]
     functions = {ENTRY: {}} | {file: {} for file in sources() if file.endswith(".cu")}
     assert validate(pack, op.tensors(at), functions) == ()
-    assert len(pack.launches) == launches
+    assert [launch.arguments["p4"].value for launch in pack.launches] == rows
     for launch in pack.launches:
         variant = pack.kernels[launch.kernel]
         assert launch.grid == (132, 1, 1) and variant.options["launch_cooperative_grid"]
         assert variant.options["threads"] == 640, "with any other number setmaxnreg would wait for ever"
         assert launch.shared_bytes <= HARDWARE["max_shared"]
-        assert launch.arguments["p4"].value == (1 if name == "one" or launch is pack.launches[1] else 8)
-    assert [pack.kernels[launch.kernel].constexprs["SPLIT"] for launch in pack.launches] == (
-        [8] if name == "one" else [2, 8]  # blocks that share the value rows of a head
-    )
+    constants = [pack.kernels[launch.kernel].constexprs for launch in pack.launches]
+    assert [of["SPLIT"] for of in constants] == splits
+    assert {of["ROWS_AT_ONCE"] for of in constants} == {8 if name == "one" else 16}, "one instance for all of a batch"
+
+
+def test_eight_rows_are_served_by_their_own_instance():
+    assert [kernel.rows_at_once(rows) for rows in (1, 8, 9, 16, 17, 64)] == [8, 8, 16, 16, 16, 16]
 
 
 @pytest.mark.parametrize("target", [90, 103])
-@pytest.mark.parametrize("name", ["one", "nine"])
+@pytest.mark.parametrize("name", ["one", "sixteen", pytest.param("nineteen", marks=long)])
 def test_it_compiles_without_spills(packs, name, target):
     from fasttrack_validation.judge.device_code import cuda_compiler, sass
 
@@ -165,6 +177,7 @@ def test_it_compiles_without_spills(packs, name, target):
         assert report.spill_store_bytes == report.spill_load_bytes == report.stack_bytes == 0
         assert report.registers == 96, "what 640 threads have before they move between warps"
         assert "setmaxnreg.inc" in made.ptx and "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32" in made.ptx
+        assert unordered(made.ptx, freed_by_arrival=True) == []
 
 
 def test_no_slot_is_filled_again_before_it_is_read(packs):
@@ -183,10 +196,10 @@ def test_no_slot_is_filled_again_before_it_is_read(packs):
 
 
 class OnCpu:
-    """Launches on CPU tensors as if on nine multiprocessors, so that blocks share tiles; `edit` changes a source."""
+    """Launches on CPU tensors as if on so few multiprocessors that blocks share tiles; `edit` changes a source."""
 
-    def __init__(self, directory, edit=None, backwards=False):
-        self.hardware = SimpleNamespace(multiprocessors=9)
+    def __init__(self, directory, edit=None, backwards=False, blocks=9):
+        self.hardware = SimpleNamespace(multiprocessors=blocks)
         self._directory, self._backwards, self._texts = directory, backwards, sources()
         if edit:
             file, old, new = edit
@@ -259,8 +272,139 @@ def test_a_planted_fault_is_seen_on_a_cpu(op, exam, tmp_path, edit, seen, unseen
     assert seen <= found and not unseen & found
 
 
+# More than eight rows: sixteen blocks or more, since each mixes one row.
+
+
+@pytest.fixture(scope="module")
+def rows16(op):
+    """Sixteen rows at TP 16, one of them padding."""
+    at = workload(op, "tp16-b16")
+    inputs = op.make_inputs(at, "typical", torch.seed() % 2**62)
+    inputs["slots"][3] = 0
+    return at, inputs
+
+
+@pytest.fixture(scope="module")
+def exam9(op, rows16):
+    """The first nine of them, which fill one group of eight and begin the next: place, inputs, oracle, plain path."""
+    at, inputs = with_rows(op, 9, slots=rows16[0].axes["slots"]), dict(rows16[1])
+    for tensor in ("attn_res_norm_1_stream", "slots"):
+        inputs[tensor] = inputs[tensor][:9]
+    for tensor in ("blocks", "peers"):
+        inputs[tensor] = inputs[tensor][:, :9]
+    return at, inputs, op.oracle(inputs, at), op.plain(inputs, at)
+
+
+@pytest.mark.slow
+@needs_compiler
+def test_nine_rows_agree_with_the_oracle_on_a_cpu(op, exam9, tmp_path):
+    at, inputs, *_ = exam9
+    made, buffers = run(op, at, inputs, OnCpu(tmp_path, blocks=16), "cpu")
+    assert wrong(op, exam9, made) == set()
+    assert buffers.cells[:2].tolist() == [16 * 3, 0], "one launch"
+
+
+@long
+@needs_compiler
+@pytest.mark.parametrize(
+    ("name", "blocks", "backwards"),
+    [
+        ("tp8-b16", 132, False),  # all as on an H200
+        ("tp16-b16", 132, False),
+        ("tp16-b16", 17, True),  # the last block belongs to no team
+        ("tp16-b8", 9, False),  # eight rows: blocks mix several and take several heads
+    ],
+)
+def test_more_rows_agree_with_the_oracle_on_a_cpu(op, tmp_path, name, blocks, backwards):
+    at = workload(op, name)
+    inputs = op.make_inputs(at, "typical", torch.seed() % 2**62)
+    made, buffers = run(op, at, inputs, OnCpu(tmp_path, backwards=backwards, blocks=blocks), "cpu")
+    assert wrong(op, (at, inputs, op.oracle(inputs, at), op.plain(inputs, at)), made) == set()
+    assert buffers.cells[:2].tolist() == [blocks * 3, 0]
+
+
+@long
+@needs_compiler
+def test_the_last_rows_of_many_are_served_by_a_second_launch(op, tmp_path):
+    at = with_rows(op, 19)
+    inputs = op.make_inputs(at, "typical", torch.seed() % 2**62)
+    made, buffers = run(op, at, inputs, OnCpu(tmp_path, blocks=16), "cpu")
+    assert wrong(op, (at, inputs, op.oracle(inputs, at), op.plain(inputs, at)), made) == set()
+    assert buffers.cells[:2].tolist() == [2 * 16 * 3, 0]
+
+
+@long
+@needs_compiler
+def test_a_row_has_the_same_bits_whatever_is_beside_it(op, rows16, exam9, tmp_path):
+    """Nine rows alone and among sixteen, in whatever order threads run."""
+    (at, inputs), (at9, inputs9, *_) = rows16, exam9
+    many, _ = run(op, at, inputs, OnCpu(tmp_path, blocks=16), "cpu")
+    (tmp_path / "nine").mkdir()
+    few, _ = run(op, at9, inputs9, OnCpu(tmp_path / "nine", backwards=True, blocks=16), "cpu")
+    pages = inputs9["slots"][inputs9["slots"] > 0].long()
+    for tensor, got in few.items():
+        rows = pages if tensor in ("conv_state", "recurrent_state") else torch.arange(9)
+        assert torch.equal(got[rows].view(torch.uint8), many[tensor][rows].view(torch.uint8)), tensor
+
+
+@long
+@needs_compiler
+@pytest.mark.parametrize(
+    ("edit", "seen", "unseen"),
+    [
+        # Of a column the first half of k alone is read.
+        (
+            ("kernels/cuda/kda_front.cu", "values[i] = span ? values[i] + sum : sum;", "values[i] = span ? values[i] : sum;"),
+            {"conv_state", "recurrent_state", "partial", "logits", "latent", "shared"},
+            set(),
+        ),
+        # Both blocks of a team are sent the weights of the first half.
+        (
+            ("kernels/cuda/split_product.cuh", "(unit / kChunks * (SPANS - 1) + span())", "(unit / kChunks * (SPANS - 1))"),
+            {"conv_state", "recurrent_state", "partial", "logits", "latent", "shared"},
+            set(),
+        ),
+        # The ninth row is multiplied with the activations of the first.
+        (
+            ("kernels/cuda/kda_front.cu", "from + 8 * eight * kHidden + chunk", "from + chunk"),
+            {"conv_state", "recurrent_state", "partial", "logits", "latent", "shared"},
+            set(),
+        ),
+        (
+            ("kernels/cuda/kda_front.cu", "if (eight) load_gated(row);", "if (eight) load_gated(lane_row);"),
+            {"partial", "o_proj_residual_stream"},
+            {"conv_state", "recurrent_state"},
+        ),
+        # Sums of a tile are replaced by those of the next one before they are added.
+        (
+            ("kernels/cuda/split_product.cuh", "if (EIGHTS > 1) sync_consumers();", ""),
+            {"conv_state", "partial"},
+            set(),
+        ),
+        # A block's later heads leave the convolution's window as it was.
+        (
+            ("kernels/cuda/kda_front.cu", "if (round) kda.shift(), kda.turn_to", "if (round) kda.turn_to"),
+            {"conv_state"},
+            {"recurrent_state", "partial", "logits"},
+        ),
+        # Of the front, rows behind the eighth are left to the other block as well.
+        (
+            ("kernels/cuda/kda_front.cu", "at = Front::span() * 8 + i / 16 % 8;", "at = i / 16 % 8;"),
+            {"logits", "latent", "shared"},
+            {"conv_state", "recurrent_state", "partial", "o_proj_residual_stream"},
+        ),
+    ],
+    ids=["half", "weights", "group", "attention", "sums", "window", "front"],
+)
+def test_a_planted_fault_of_nine_rows_is_seen_on_a_cpu(op, exam9, tmp_path, edit, seen, unseen):
+    at, inputs, *_ = exam9
+    made, _ = run(op, at, inputs, OnCpu(tmp_path, edit, blocks=16), "cpu")
+    found = wrong(op, exam9, made)
+    assert seen <= found and not unseen & found
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["tp8-b1", "tp8-b4", "tp16-b8", "tp16-b16"])
+@pytest.mark.parametrize("name", ["tp8-b1", "tp8-b4", "tp8-b16", "tp16-b8", "tp16-b16"])
 def test_it_agrees_with_the_oracle_and_with_itself(op, name):
     """The contract's comparison; the same bits from the same state again; and the planted faults that must not pass."""
     if not torch.cuda.is_available():
@@ -304,10 +448,13 @@ def run(op, at, inputs, context, device):
         made[name] = tensor.to(device)
     for name, (shape, dtype) in kernel.scratch(at.axes, CONFIG).items():
         made[name] = torch.full(shape, float("nan"), dtype=dtype, device=device)
-    for name, (shape, dtype, initial, _) in kernel.persistent(at.axes, CONFIG).items():
-        made[name] = torch.full(shape, initial, dtype=dtype, device=device)
+    # Behind the persistent one lie words that the kernel has to leave alone.
+    ((name, ((size,), dtype, initial, _)),) = kernel.persistent(at.axes, CONFIG).items()
+    cells = torch.full((size + 4096,), initial, dtype=dtype, device=device)
+    made[name] = cells[:size]
     buffers = SimpleNamespace(**made)
     kernel.launch(context, buffers, at.axes, CONFIG)
+    assert (cells[size:] == initial).all()
     return {name: made[name].cpu().contiguous() for name in op.produced}, buffers
 
 
