@@ -5,7 +5,7 @@ oracle, plain path and tolerances as the judge has them. Timed as a CUDA graph t
 weights and state several times the L2: medians, in microseconds per launch, beside the time that the weights' and the
 state's bytes take at the read ceiling of the card. Self-reported figures for tuning, no evidence.
 
-    python benchmarks/kda_front.py --out figures.json [--rows 1 4 8] [--tp 8 16] [--check 8:1 16:8 ...]
+    python benchmarks/kda_front.py --out figures.json [--rows 1 4 8 16] [--tp 8 16] [--check 8:1 16:8 ...]
 """
 
 import argparse
@@ -202,10 +202,11 @@ def compiled(op, options):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", help="write all figures as JSON")
-    parser.add_argument("--rows", type=int, nargs="*", default=[1, 2, 4, 8])
+    parser.add_argument("--rows", type=int, nargs="*", default=[1, 2, 4, 8, 16])
     parser.add_argument("--tp", type=int, nargs="+", default=[8, 16])
     parser.add_argument(
-        "--check", nargs="*", default=["8:1", "8:4", "8:8", "16:1", "16:8"], help="tp:rows[:member:distribution]"
+        "--check", nargs="*", default=["8:1", "8:4", "8:8", "8:16", "16:1", "16:8", "16:16"],
+        help="tp:rows[:member:distribution]",
     )
     parser.add_argument("--configs", default=[kernel.DEFAULT], type=json.loads,
                         help="JSON list; the first is checked, and timed at every row count")  # fmt: skip
@@ -260,7 +261,7 @@ def main():
                 f"{median / floor:.2f} x, {rate:.2f} TB/s", flush=True
             )  # fmt: skip
             del calls
-        for config in options.configs[: options.staged] if rows <= 8 else ():
+        for config in options.configs[: options.staged] if rows <= kernel.ROWS_AT_ONCE[-1] else ():
             figures["stages"][f"{name} {config}"] = found = stages(op, workload, config, options)
             print(f"{name}, {config}: " + ", ".join(f"{n} {s}" for n, s in zip(STAGES, found["steps"], strict=True)))
             print(f"   latest stamps {found['latest']}", flush=True)

@@ -10,9 +10,9 @@
 // by one the second time; a single row by every block for itself then, which saves the last barrier. Three warps add
 // up, beside all this, what the output projection's result will be added to.
 //
-// ROWS_AT_ONCE is 8 or 16. Consumers hold eight rows' activations of all k (114 KB a block), or sixteen rows' of half of it:
-// then two blocks are a team, which has tiles of the in-projection and the front together, and each multiplies one half of k
-// and both groups of eight rows by every fragment that it reads. Weights are packed the same for both.
+// ROWS_AT_ONCE is 8 or 16. Consumers hold eight rows' activations of all k (114 KB a block), or sixteen rows' of half of
+// it: then two blocks are a team, which has tiles of the in-projection and the front together. Each takes one half of k, and
+// multiplies both groups of eight rows by every fragment that it reads. Weights are packed the same for both.
 #include "block.cuh"
 #include "grid_barrier.cuh"
 #include "kda_step.cuh"
@@ -26,9 +26,9 @@ constexpr int kFront = kPairs + 2 * SHARED;
 constexpr int kRowsAtOnce = ROWS_AT_ONCE, kEights = kRowsAtOnce / 8, kSpans = kEights;
 static_assert(kRowsAtOnce == 8 || kRowsAtOnce == 16, "what fits in the registers");
 constexpr int kPhases = 3;
-// Places in `cells`, behind the barrier's, all tagged: mail of the rows' first mixes; of the rows at once the projection, in
-// two parts for each span of k, and this rank's share of the output projection; then what blocks have of the front's tiles
-// that others finish: a tile a block, or of sixteen rows all, in parts like the projection's.
+// Places in `cells`, behind the barrier's, all tagged: mail of the rows' first mixes; of the rows at once the projection,
+// in two parts for each span of k, and this rank's share of the output projection; then what blocks have of the front's
+// tiles that others finish: a tile a block, or of sixteen rows all, in parts like the projection's.
 constexpr int kParts = 2 * kSpans;
 constexpr int kMail = 16, kProjection = kMail + kRowsAtOnce * 7 * 32;
 constexpr int kOwn = kProjection + kParts * kRowsAtOnce * kProjected, kTails = kOwn + kRowsAtOnce * kHidden;
@@ -42,7 +42,8 @@ using OutProjection = SplitProduct<kHidden, kChannels, 2, BLOCKS, true, kEights>
 using Front = SplitProduct<kFront, kHidden, 1, BLOCKS, false, kEights, kSpans>;
 using Ring = WeightRing<SLOTS, kUnitBytes>;
 static_assert(WINDOW < SLOTS && WIDE < SLOTS, "copies on their way are part of the ring");
-static_assert(kRowsAtOnce <= BLOCKS && FirstMix::kBlocks <= BLOCKS, "mixes of a row wait for each other, and end before the next");
+static_assert(kRowsAtOnce <= BLOCKS, "a block mixes one row the second time");
+static_assert(FirstMix::kBlocks <= BLOCKS, "parts of a row's first mix wait for each other");
 // Whether a block mixes several parts of rows, or takes several heads through the KDA step, which are whole ones then.
 constexpr bool kMixesMore = kRowsAtOnce * FirstMix::kBlocks > BLOCKS;
 constexpr bool kStepsMore = SPLIT == 1 && kRowsAtOnce * HEADS > BLOCKS;
@@ -244,7 +245,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kda_front(
         const int before = 2 * InProjection::span() * kRowsAtOnce;
         const auto keep = [&](int column, int at, InProjection::Column parts, bool starts, bool) {
             if (at < rows)
-                send(words + kProjection + (before + (starts ? 0 : kRowsAtOnce) + at) * kProjected + column, parts.sum(), epoch);
+                send(words + kProjection + (before + (starts ? 0 : kRowsAtOnce) + at) * kProjected + column, parts.sum(),
+                     epoch);
         };
         InProjection::consume(ring, x, scratch, keep);
     }
@@ -369,8 +371,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kda_front(
     read_normed(x, alone ? near : normed + kRowsAtOnce * kHidden);
     sync_consumers();  // `near` lies in the scratch of the product
     if constexpr (kSpans == 1) {
-        // A tile that two blocks share is finished by the one that has its beginning, the last thing it does; the other one
-        // met it first.
+        // A tile that two blocks share is finished by the one that has its beginning, the last thing it does; the other
+        // one met it first.
         Front::consume(
             ring, x, scratch, [&](int line, int at, Front::Column parts, bool starts, bool ends) {
                 if (!starts) {
@@ -389,7 +391,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kda_front(
                     keep_pair(line, thread >> 3, at, parts.sum() + rest[0], parts.sum(64) + rest[1]);
             });
     } else {
-        // Everybody hands on what it has, and then finishes tiles that begin in its team: each block those of eight rows.
+        // Everybody hands on what it has, then finishes eight rows of the tiles that begin in its team.
         unsigned long long* parts_of_span = words + kTails + Front::span() * 2 * kRowsAtOnce * kFront;
         Front::consume(ring, x, scratch, [&](int line, int at, Front::Column parts, bool starts, bool) {
             if (at < rows) send(parts_of_span + ((starts ? 0 : kRowsAtOnce) + at) * kFront + line, parts.sum(), epoch);

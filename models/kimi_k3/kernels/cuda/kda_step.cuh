@@ -41,7 +41,9 @@ public:
         : t_(tensors), row_(item / (HEADS * PARTS)), head_(item / PARTS % HEADS), slice_(item % PARTS) {}
 
     // Another item from here on, whose load() comes next.
-    __device__ void turn_to(int item) { row_ = item / (HEADS * PARTS), head_ = item / PARTS % HEADS, slice_ = item % PARTS; }
+    __device__ void turn_to(int item) {
+        row_ = item / (HEADS * PARTS), head_ = item / PARTS % HEADS, slice_ = item % PARTS;
+    }
 
     // Brings what load() reads as far as the L2.
     __device__ void bring_near() const {
@@ -180,7 +182,7 @@ private:
     __device__ float* head_state() const {
         return t_.recurrent_state + static_cast<size_t>(slot_) * t_.state_page_stride + head_ * kHeadDim * kHeadDim;
     }
-    // Where this lane's keys of the warp's first value row lie; those of the next one lie a float4 of every consumer further on.
+    // This lane's keys of the warp's first value row; those of the next one lie a float4 of every consumer further on.
     __device__ float4* own_state() const {
         return reinterpret_cast<float4*>(head_state()) + value_row(0) * 32 + (threadIdx.x & 31);
     }

@@ -6,8 +6,8 @@
 // begins in one block may end in the next one; whoever reads it adds both parts. Which part a unit belongs to depends
 // on sizes alone, so a row of the batch gets the same bits whatever is beside it.
 //
-// More than eight batch rows fill more registers. Where those of all k do not fit, a team of blocks shares its tiles by k:
-// each multiplies the units of its own span, and whoever reads a tile adds the spans as well. The packed weight is the same.
+// Sixteen batch rows fill twice the registers. Where those of all k do not fit, a team of blocks shares its tiles by k:
+// each multiplies the units of its own span, and whoever reads a tile adds the spans as well. Weights are packed the same.
 #pragma once
 #include "block.cuh"
 #include "mma.cuh"
@@ -16,8 +16,8 @@
 constexpr int kUnitBytes = 16384;
 
 // WHOLE: tiles stay whole, so that blocks own more or less by one tile. That is for weights which are there before anybody
-// can use them. EIGHTS: groups of eight batch rows. SPANS: blocks of a team, consecutive ones; blocks that are too few for one
-// more team do nothing.
+// can use them. EIGHTS: groups of eight batch rows. SPANS: blocks of a team, consecutive ones; a block that is left over
+// does nothing.
 template <int ROWS_OF_W, int K, int TM, int BLOCKS_, bool WHOLE = false, int EIGHTS = 1, int SPANS = 1>
 struct SplitProduct {
     static constexpr int kGroups = TM;
@@ -104,7 +104,7 @@ struct SplitProduct {
                     if (next) multiply(ring, own, x, (chunk + 1) % kChunks, even, odd);
                 }
             }
-            // Of sixteen rows the partial sums of one tile fill the scratch: those of the tile before must have been added.
+            // Partial sums of sixteen rows fill the scratch: those of the tile before must have been added.
             if (EIGHTS > 1) sync_consumers();
             float* parts = scratch + (EIGHTS > 1 ? 0 : turn * 2048);
             // W rows lane / 4 and 8 more, batch rows 2 (lane % 4) and the next one.
