@@ -14,8 +14,12 @@ import typer
 from fasttrack_validation.errors import UserError
 
 from . import (
-    claims_cli, decide_cli, evidence_cli, exam_cli, forge_cli, gate_cli, grid_cli, kit_cli, new_model_cli,
+    claims_cli, decide_cli, evidence_cli, exam_cli, forge_cli, gate_cli, grid_cli, judging_cli, kit_cli, new_model_cli,
     serve_cli, validate_cli,
+)
+from .cli_options import (
+    AsJson, At, Branch, Budget, CandidateFile, ConfigText, Device, DryRun, Hardware, ModelName, OpName, Rounds, Seed,
+    Unsafe,
 )
 
 app = typer.Typer(
@@ -25,31 +29,6 @@ app = typer.Typer(
     rich_markup_mode=None,  # rich's help doubles the time to start
     help="The lane by which machine-written, model-specific kernels reach a serving stack without lowering its bar.",
 )
-
-ModelName = Annotated[str, typer.Argument(metavar="MODEL", help="a directory under models/, such as kimi_k3")]
-OpName = Annotated[str, typer.Option("--op", help="an op of the model; `fasttrack ops MODEL` lists them")]
-CandidateFile = Annotated[
-    Path, typer.Option("--candidate", metavar="FILE", help="a .py file, or a directory with candidate.toml")
-]
-ConfigText = Annotated[str | None, typer.Option("--config", metavar="JSON", help="the candidate's configuration")]
-Device = Annotated[str, typer.Option(metavar="auto|cpu|gpu", help="what runs the plans: a GPU, or the interpreter")]
-AsJson = Annotated[bool, typer.Option("--json", help="print data instead of text")]
-Unsafe = Annotated[
-    bool, typer.Option("--unsafe-no-sandbox", help="run candidate code unconfined; the evidence will say so")
-]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="check everything, print the plan, touch nothing")]
-Seed = Annotated[int | None, typer.Option(min=0, help="seed of the search's choices; the judge's inputs are its own secret")]
-Hardware = Annotated[
-    list[str], typer.Option(help="hardware to pick for: auto (the whole envelope), h200, gb300; may be repeated")
-]
-At = Annotated[
-    list[str] | None,
-    typer.Option("--at", metavar="WORKLOAD", help="only for places that are judged there, such as tp8-b1; may be repeated"),
-]
-Branch = Annotated[str | None, typer.Option(help="name of the new branch; default fasttrack/MODEL/OP/RUN")]
-Rounds = Annotated[int, typer.Option(min=1, help="candidates to judge at most")]
-Budget = Annotated[float, typer.Option(min=0.01, max=100_000, help="minutes of judging at most; overshoots by one candidate")]
-
 
 def run(arguments: list[str]) -> int:
     """Runs one command; its exit code. Anything but a UserError is shown in full, with where to report it."""
@@ -247,9 +226,7 @@ def explain(run: RunName = None, as_json: AsJson = False) -> None:
 def submit(
     model: ModelName,
     op: OpName,
-    candidate: Annotated[
-        Path | None, typer.Option("--candidate", metavar="FILE", help="a .py file, or a directory with candidate.toml")
-    ] = None,
+    candidate: CandidateFile = None,
     pack: Annotated[
         list[Path] | None,
         typer.Option("--pack", metavar="FILE", help="what `fasttrack record` wrote, in place of --candidate; may be repeated"),
@@ -282,87 +259,9 @@ def submit(
     )  # fmt: skip
 
 
-@app.command()
-def record(
-    model: ModelName,
-    op: OpName,
-    out: Annotated[Path, typer.Option("-o", "--out", metavar="FILE", help="the file to write, or to replace")],
-    candidate: Annotated[
-        Path | None, typer.Option("--candidate", metavar="FILE", help="a .py file, or a directory with candidate.toml")
-    ] = None,
-    config: ConfigText = None,
-    space: Annotated[
-        bool, typer.Option("--space", help="the tree's kernel with every configuration of its design space, into a directory")
-    ] = False,
-    at: At = None,
-    unseen: Annotated[int, typer.Option(min=1, max=16, help="unseen layouts of each workload")] = 1,
-    unsafe_no_sandbox: Unsafe = False,
-    as_json: AsJson = False,
-) -> None:
-    """Record and compile one candidate into a file, which a machine with a GPU can judge. Needs no GPU itself.
-
-    Example: `fasttrack record kimi_k3 --op kda_decode --candidate my_kernel.py -o my_kernel.pack`
-
-    What a search may draw from there: the design space at the workloads that it is for, and what the dispatch table
-    names at all of them, since that may have to stand in it again.
-
-    Example: `fasttrack record kimi_k3 --op kda_decode --space --at tp8-b1 -o packs`
-    """
-    from . import commands
-
-    if space == (candidate is not None):
-        raise UserError("give a candidate or --space", "either --candidate FILE, or --space for the tree's kernel")
-    if not space:
-        if at:
-            raise UserError("--at goes with --space", "one candidate is recorded at every workload")
-        commands.record(
-            model, op, candidate, config, out, unseen=unseen, unsafe_no_sandbox=unsafe_no_sandbox, as_json=as_json
-        )
-    if config is not None:
-        raise UserError("--config does not go with --space", "every configuration is recorded")
-    commands.record_space(
-        model, op, out, at or (), unseen=unseen, unsafe_no_sandbox=unsafe_no_sandbox, as_json=as_json
-    )
-
-
-@app.command()
-def evaluate(
-    model: ModelName,
-    op: Annotated[str | None, typer.Option("--op", help="an op of the model; with --candidate")] = None,
-    candidate: Annotated[
-        Path | None, typer.Option("--candidate", metavar="FILE", help="a .py file, or a directory with candidate.toml")
-    ] = None,
-    pack: Annotated[Path | None, typer.Option("--pack", metavar="FILE", help="what `fasttrack record` wrote")] = None,
-    config: ConfigText = None,
-    device: Device = "auto",
-    fresh: Annotated[bool, typer.Option("--fresh", help="judge again, whatever verdict is kept")] = False,
-    unsafe_no_sandbox: Unsafe = False,
-    as_json: AsJson = False,
-) -> None:
-    """Judge one candidate, or one that was recorded elsewhere, and say why. Keeps the verdict, and says when it answers
-    from what it kept; the lane itself never does.
-
-    Example: `fasttrack evaluate kimi_k3 --op kda_decode --candidate my_kernel.py --json`
-
-    Example: `fasttrack evaluate kimi_k3 --pack my_kernel.pack --device gpu`
-    """
-    from . import commands
-
-    if (pack is None) == (candidate is None):
-        raise UserError("give a candidate or a pack", "either --op OP --candidate FILE, or --pack FILE")
-    if pack is not None:
-        if op is not None or config is not None:
-            raise UserError("--op and --config do not go with --pack", "a pack says what it is a record of")
-        commands.evaluate_pack(
-            model, pack, device=device, fresh=fresh, unsafe_no_sandbox=unsafe_no_sandbox, as_json=as_json
-        )
-    if op is None:
-        raise UserError("--op is missing", f"`fasttrack ops {model}` lists the ops")
-    commands.evaluate(
-        model, op, candidate, config, device=device, fresh=fresh, unsafe_no_sandbox=unsafe_no_sandbox, as_json=as_json
-    )
-
-
+app.command()(judging_cli.record)
+app.command()(judging_cli.evaluate)
+app.command()(judging_cli.confirm)
 app.command()(gate_cli.gate)
 app.command()(decide_cli.decide)
 app.command()(forge_cli.export)

@@ -7,7 +7,7 @@ from typing import Any
 from fasttrack_validation.contracts.subgraph import SEPARATOR
 from fasttrack_validation.errors import UserError
 
-from . import dispatch
+from . import dispatch, faster
 from .confinement.names import MANIFEST
 from .stages import Reason, StageResult, StageStatus
 
@@ -51,6 +51,7 @@ def tables(manifest: Any, files: Files, directory: str, untouched: Collection[st
         _left_alone(reason) if op in untouched else reason
         for op in manifest.ops for reason in _faults(op, manifest, files, directory)
     ]  # fmt: skip
+    reasons += _faster_faults(manifest, files, directory)
     bad = sum(reason.status is StageStatus.FAIL for reason in reasons)
     count = len(manifest.ops)
     summary = f"{bad} of {count} tables may not stand" if bad else f"{count} table{'s' * (count != 1)}: every place has a judged kernel"
@@ -100,6 +101,28 @@ def _faults(op: str, manifest: Any, files: Files, directory: str) -> Iterator[Re
     for kernel in sorted({row.kernel for row in table.entry} - set(entry.kernels)):
         yield reason("dispatch.kernel", f"the table names {kernel}, which is not among the op's kernels",
                      "list it in the manifest, and have it judged")  # fmt: skip
+
+
+def _faster_faults(manifest: Any, files: Files, directory: str) -> Iterator[Reason]:
+    """The table of steps that were measured to be faster: whether it holds, not whether records bear it out."""
+    name = manifest.decode and manifest.decode.faster
+    if not name:
+        return
+
+    def reason(message: str, remedy: str) -> Reason:
+        return Reason(id="dispatch.faster", message=message, remedy=remedy, path=f"{directory}/{name}")
+
+    if name not in files:
+        yield reason(f"{name} is not there", "`fasttrack grid decide --write` draws it; or correct the manifest")
+        return
+    try:
+        table = faster.parse(files[name].decode("utf-8"), Path(name))
+        claimed = [(one.hardware, one.tp, one.rows, one.verify_width) for one in manifest.envelope]
+        faster.check_within(table, claimed, Path(name))
+    except UnicodeDecodeError:
+        yield reason(f"{name} is not UTF-8", "write it as UTF-8 text")
+    except UserError as error:
+        yield reason(error.what, error.how)
 
 
 def _left_alone(reason: Reason) -> Reason:

@@ -143,6 +143,27 @@ def compare(
     grid_commands.compare(model, hardware, other, records=records, as_json=as_json)
 
 
+@app.command("decide")
+def decide(
+    model: Model,
+    hardware: Hardware,
+    write: Annotated[bool, typer.Option("--write", help="into the table that the decode path reads")] = False,
+    records: Records = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say up to how many rows a step takes less time on the model's path than on the stock path, from the cells that are
+    kept, and hold the decode path's table against that (exit 1 where it differs).
+
+    A step's layers are added up by kind, at the unfavourable ends of their intervals and at each context; a size without a
+    figure for every kind, or one that is not faster by more than the smallest effect, ends it.
+
+    Example: `fasttrack grid decide kimi_k3 --hardware h200 --write`
+    """
+    from . import grid_commands
+
+    grid_commands.decide(model, hardware, write=write, records=records, as_json=as_json)
+
+
 @app.command("claim")
 def claim(
     model: Model,

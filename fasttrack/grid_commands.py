@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import NoReturn
 
@@ -87,6 +88,31 @@ def compare(model: str, hardware: str, other: str, *, records: Path | None, as_j
         print("\n".join(grid_text.compared(found)))
     comparable = any(cell.change is not grids.Change.APART for cell in found)
     raise typer.Exit(1 if slower else 0 if comparable else 4)
+
+
+def decide(model: str, hardware: str, *, write: bool, records: Path | None, as_json: bool) -> NoReturn:
+    """Which steps the records show to be faster, beside the table. Exit: 1 where the two differ and nothing is written."""
+    from fasttrack_validation.timing.comparison import SMALLEST_EFFECT
+
+    from . import faster
+
+    directory, one = model_dir.load(model, need_checkout=write), _grid(model, hardware, records)
+    steps = faster.steps(one.cells(), services.contract(directory.manifest.model.contract).grid.layers)
+    table = directory.faster()
+    found = faster.replaced(table, one.hardware, faster.drawn(one.hardware, steps, SMALLEST_EFFECT))
+    same = faster.render(found) == faster.render(table)
+    if as_json:
+        entries = [entry.model_dump() for entry in found.entry if entry.hardware == one.hardware]
+        print(json.dumps({"model": model, "hardware": one.hardware, "steps": [asdict(step) for step in steps], "entries": entries, "same": same}))
+    else:
+        print("\n".join(grid_text.decided(steps, [entry for entry in found.entry if entry.hardware == one.hardware])))
+    if write and not same:
+        path = directory.path / directory.manifest.decode.faster
+        storage.write_file(path, faster.render(found).encode())
+        print(f"written: {path}", file=sys.stderr if as_json else sys.stdout)
+    elif not same and not as_json:
+        print(f"{directory.manifest.decode.faster} says otherwise; --write replaces it")
+    raise typer.Exit(0 if same or write else 1)
 
 
 def claims(

@@ -7,6 +7,7 @@ from fasttrack_validation.claims import grids
 from fasttrack_validation.performance.records import Failed, Measured, NotRun
 
 from . import grid
+from .faster import Entry, Step
 from .grid import Cell
 
 AnyCell = TypeVar("AnyCell", bound=Cell)
@@ -126,3 +127,17 @@ def _row(cell: Cell, outcome: Measured) -> str:
 def _short(reason: str) -> str:
     """The first line of a reason."""
     return reason.splitlines()[0] if reason else ""
+
+
+def decided(steps: Sequence[Step], entries: Sequence[Entry]) -> list[str]:
+    """What each size of the grid says of a step, and what follows."""
+    lines = [
+        f"TP{step.tp} rows {step.rows}{'' if step.tokens == 1 else f', {step.tokens} a request'}: "
+        + (step.why if step.ratio is None else f"{step.ratio:.3f} {step.why}".rstrip())
+        for step in steps
+    ]
+    rows = [
+        f"faster up to {entry.rows} rows: TP{entry.tp}{'' if entry.tokens == 1 else f', {entry.tokens} tokens a request'}"
+        for entry in entries
+    ]
+    return [*lines, *rows]

@@ -247,7 +247,7 @@ def _work(
         choice.seated(request.agent, directory, op, around, scripted) as proposer,
     ):
         if request.packed:
-            judge = packed.Packed(judge, archive.directory)
+            judge = packed.Packed(judge, packed.of_run(archive.directory))
         history, stopped = rounds.run(archive, proposer, judge, asked, floors, voice)
         write_file(archive.directory / "transcript.jsonl", render_transcript(e.proposal for e in history).encode())
         voice.say(f"{len(history)} rounds: {stopped}; confirming the picks at every batch bucket")

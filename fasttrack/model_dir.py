@@ -50,8 +50,9 @@ class Decode(Frozen):
 
     factory: str = Field(description="Python file through which the path is reached: Decoder, part, ServingContext")
     sources: tuple[str, ...] = Field(min_length=1, description="files that model-level results exercise beside kernels")
+    faster: str | None = Field(default=None, description="table of the steps that were measured to take less time here")
 
-    _inside = field_validator("factory", "sources")(_plain_paths)
+    _inside = field_validator("factory", "sources", "faster")(_plain_paths)
 
 
 class Op(Frozen):
@@ -172,6 +173,15 @@ class ModelDirectory:
             if row.kernel not in entry.kernels:
                 raise UserError(f"{path}: kernel {row.kernel!r} is not among the op's kernels", f"see {self._manifest}")
         return table
+
+    def faster(self) -> "faster.Table":
+        """The table of what was measured to be faster than the stock path. Raises UserError where the manifest names none."""
+        from . import faster
+
+        name = self.manifest.decode and self.manifest.decode.faster
+        if not name:
+            raise UserError(f"{self._manifest} names no such table", 'add faster = "dispatch/faster.toml" to [decode]')
+        return faster.parse(self._read(name), self.path / name)
 
     def candidate(self, op: str, config: Config, *, files: dict[str, str] | None = None, entry: str | None = None):
         """The op's kernels, with `files` in place of those of the same path, as a Candidate.

@@ -1,6 +1,6 @@
 """Candidates that were recorded elsewhere, for a lane on a machine that cannot record: the GPU's, with another Triton."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -55,12 +55,26 @@ def kept(run: Path, op: str) -> tuple[Candidate, ...]:
     return candidates(sorted((run / FOLDER).glob("*.pack")), op)
 
 
-class Packed:
-    """A judge that rules on records in place of recording. As `rounds.Judging`."""
+def by_candidate(paths: Sequence[Path]) -> dict[str, Path]:
+    """Digest of a candidate -> the pack file that is a record of it; of several the last."""
+    return {pack_file.read(path).candidate.digest(): path for path in paths}
 
-    def __init__(self, judge: "Judge", run: Path) -> None:
+
+def of_run(run: Path) -> dict[str, Path]:
+    """The records that lie in the directory of a run, as `keep` left them."""
+    return {path.stem: path for path in (run / FOLDER).glob("*.pack")}
+
+
+class Packed:
+    """A judge that rules on records in place of recording. As `rounds.Judging`. `files`: candidate's digest -> pack file."""
+
+    def __init__(self, judge: "Judge", files: Mapping[str, Path]) -> None:
         self._judge = judge
-        self._folder = run / FOLDER
+        self._files = files
+
+    def identity(self, op: str) -> dict[str, object]:
+        """Who rules on `op`, and where."""
+        return self._judge.identity(op)
 
     def screen(self, candidate: Candidate, workloads: Sequence[str]) -> Verdict:
         """As `rounds.Judging`, on the part of the record that the workloads need."""
@@ -76,8 +90,8 @@ class Packed:
         return recorded.only(contract, tuple(workloads))
 
     def _record(self, candidate: Candidate) -> Recorded:
-        path = self._folder / f"{candidate.digest()}.pack"
-        if not path.is_file():
+        path = self._files.get(candidate.digest())
+        if path is None:
             raise UserError(
                 f"there is no record of {candidate.op} with the configuration {canonical_json(candidate.config)}",
                 "record it with `fasttrack record --config`, and name its pack as well",

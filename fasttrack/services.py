@@ -9,14 +9,17 @@ from typing import TYPE_CHECKING
 from fasttrack_validation.errors import UserError
 
 from .lane import Services
-from .package import Bundle, Document, Gated, PullRequest, cells, combined
+from .package import Bundle, Document, Gated, Pick, PullRequest, cells, combined
 
 if TYPE_CHECKING:
+    from fasttrack_validation.claims.cells import Cell
     from fasttrack_validation.contracts import ModelContract
     from fasttrack_validation.performance.runner import Runner
 
+    from .model_dir import ModelDirectory
     from .report.data import ReportData
     from .report.record import DesignRecord
+    from .selection import Place
 
 
 def default(*, records: bool = True) -> Services:
@@ -87,32 +90,38 @@ def gate(checkout: Path, base: str, head: str, model: str) -> Gated:
     return Gated(answer.exit_code, reasons, answer)
 
 
+def statement(
+    directory: "ModelDirectory", op: str, picks: Sequence[Pick], performance: "Sequence[tuple[Place, Cell, Cell]]"
+) -> Document:
+    """An in-toto statement about an op's sources, the contract and the judge. `performance`: place, own cell, stock path's."""
+    import platform
+
+    from . import evidence
+
+    verdict = combined(picks)
+    root = directory.path
+    files = {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    files |= {name: text.encode() for name, text in picks[0].candidate.files.items()}
+    made = evidence.state(
+        evidence.Stage.JUDGE, verdict, directory.manifest.op(op).kernels, files, toolchain=verdict.toolchain,
+        hardware={"executor": verdict.executor, "machine": platform.machine()},
+        software={"python": platform.python_version(), "system": platform.system(), "sandbox": verdict.sandbox},
+        configuration=verdict.config,
+        performance=tuple(
+            evidence.PerformanceCell(hardware=hardware, tp=tp, bucket=f"{low}-{high}", candidate=mine, stock=stock)
+            for (hardware, tp, (low, high)), mine, stock in performance
+        ),
+    )  # fmt: skip
+    text = json.dumps(json.loads(made.canonical_json()), indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+    return Document(evidence.file_name(made), text)
+
+
 class Writers:
     """Evidence, report and draft pull request by the rooms that own them."""
 
     def evidence(self, bundle: Bundle) -> Document:
         """An in-toto statement about the op's sources, the contract and the judge, with a cell for every place."""
-        import platform
-
-        from . import evidence
-
-        verdict = combined(bundle.picks)
-        root = bundle.directory.path
-        files = {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.is_file()}
-        files |= {name: text.encode() for name, text in bundle.picks[0].candidate.files.items()}
-        statement = evidence.state(
-            evidence.Stage.JUDGE, verdict, bundle.directory.manifest.op(bundle.request.op).kernels, files,
-            toolchain=verdict.toolchain, hardware={"executor": verdict.executor, "machine": platform.machine()},
-            software={"python": platform.python_version(), "system": platform.system(), "sandbox": verdict.sandbox},
-            configuration=verdict.config,
-            performance=tuple(
-                evidence.PerformanceCell(hardware=hardware, tp=tp, bucket=f"{low}-{high}", candidate=mine, stock=stock)
-                for (hardware, tp, (low, high)), mine, stock in cells(bundle)
-            ),
-        )  # fmt: skip
-        value = json.loads(statement.canonical_json())
-        text = json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
-        return Document(evidence.file_name(statement), text)
+        return statement(bundle.directory, bundle.request.op, bundle.picks, tuple(cells(bundle)))
 
     def report(self, bundle: Bundle, evidence: Document, written: Sequence[Document]) -> tuple[Document, ...]:
         """The design report as a page for browsers and as Markdown, what it says beside evidence, and the archive."""

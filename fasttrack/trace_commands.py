@@ -13,7 +13,7 @@ from fasttrack_validation.contracts.trace import files, schema
 from fasttrack_validation.errors import UserError
 from fasttrack_validation.judge.candidate import Candidate
 
-from . import commands, model_dir, services
+from . import commands, model_dir, services, verdict_text
 
 
 def export(
@@ -85,8 +85,8 @@ def import_(
         given = Candidate.from_path(candidate, op.op, commands.parsed_config(config))
         with parts.judge(model, unsafe_no_sandbox) as judge:
             verdict = judge.screen(given)
-    print(verdict.model_dump_json(indent=2) if as_json else "\n".join(commands.verdict_lines(verdict)))
-    raise typer.Exit(commands.STATUS_CODE[verdict.status])
+    print(verdict.model_dump_json(indent=2) if as_json else "\n".join(verdict_text.verdict_lines(verdict)))
+    raise typer.Exit(verdict_text.STATUS_CODE[verdict.status])
 
 
 def _read(path: Path) -> str:

@@ -20,7 +20,7 @@ from .executor import Exchange, Executor, Prepared
 from .graph import EMBEDDING, LOGITS, Place
 from .graph import step as whole_step
 from .memory import Memory
-from .plan import FASTER_UP_TO, Fallback, Plan, Step, plan
+from .plan import Fallback, Plan, Step, plan
 from .plan import Prepared as PreparedFor
 from .schedule import schedule
 from .shape import PUBLISHED, Shape
@@ -108,7 +108,7 @@ class Decoder:
     @property
     def _sizes(self) -> PreparedFor:
         width = self.environment.verify_width
-        faster = FASTER_UP_TO.get((self.environment.hardware, self.rank.tp))
+        faster = self.directory.faster_up_to(self.environment.hardware, self.rank.tp)
         bound = bool(self._executors)
         return PreparedFor(self.buckets, width, self._pages, bound=bound, faster=faster, widths=self._widths)
 

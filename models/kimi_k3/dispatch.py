@@ -35,6 +35,8 @@ class Directory:
     """Kernel file, relative to the directory -> its module"""
     sources: Mapping[str, str] = field(default_factory=dict)
     """CUDA C++ files and headers, relative to the directory -> text"""
+    faster: tuple[Mapping[str, Any], ...] = ()
+    """Entries of the table of what was measured to be faster than the stock path: hardware, tp, tokens, rows"""
 
     @classmethod
     def of(
@@ -46,7 +48,14 @@ class Directory:
             Claim(e["hardware"], e["tp"], tuple(e["rows"]), e["verify_width"]) for e in manifest["envelope"]
         )
         tables = {op: tuple(read(entry["dispatch"])["entry"]) for op, entry in manifest["ops"].items()}
-        return cls(claims, tables, kernel, sources)
+        return cls(claims, tables, kernel, sources, tuple(read(manifest["decode"]["faster"]).get("entry", ())))
+
+    def faster_up_to(self, hardware: str, tp: int) -> Mapping[int, int] | None:
+        """Tokens of a request -> rows up to which a step takes less time here; None for hardware that the table does not name."""
+        entries = [entry for entry in self.faster if entry["hardware"] == hardware]
+        if not entries:
+            return None
+        return {entry["tokens"]: entry["rows"] for entry in entries if entry["tp"] == tp}
 
     def choose(self, op: str, hardware: str, tp: int, rows: int) -> Choice | None:
         """The entry for these rows; None where the table has none."""

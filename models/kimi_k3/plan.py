@@ -22,11 +22,6 @@ class Why(StrEnum):
 
 
 MOST_ROWS = 64
-FASTER_UP_TO = {("h200", 8): {1: 8}, ("h200", 16): {1: 1}}
-"""Hardware and TP -> tokens of a request -> rows up to which a KDA + MoE layer was right in every timed call and took less
-time here than on the stock path, without a gap from one row on (TP8: two rows and TP16: one row before copies were ordered,
-with margins many times what that costs). Of MLA layers one row was timed, 1.06 times faster. Other steps on hardware that is
-named here were not seen to be faster, so they are the stock path's"""
 
 
 @dataclass(frozen=True)

@@ -216,6 +216,26 @@ def test_a_table_that_leads_to_what_nobody_judged(forge, id, table):
     assert again.exit_code == 0 and "as at the base" in [r.message for s in again.stages if s.stage == "dispatch" for r in s.reasons][0]
 
 
+FASTER = b'[[entry]]\nhardware = "h200"\ntp = 8\ntokens = 1\nrows = ROWS\n'
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        (None, "is not there"), (FASTER.replace(b"ROWS", b"5"), "rows=5 lies outside the envelope"), (b"\xff", "not UTF-8"),
+        (b"garbage [", "faster.toml"), (FASTER.replace(b"ROWS", b"4"), None),
+    ],
+)  # fmt: skip
+def test_steps_beyond_the_envelope_are_not_called_faster(forge, table, words):
+    decode = b'[decode]\nfactory = "factory.py"\nsources = ["factory.py"]\nfaster = "dispatch/faster.toml"\n'
+    inside = CHANGE | {
+        "fasttrack.toml": CHANGE["fasttrack.toml"] + decode + WIDE.replace(b"ROWS", b"4"), "factory.py": b"X = 1\n",
+    } | ({} if table is None else {"dispatch/faster.toml": table})  # fmt: skip
+    result = gate(forge, inside)
+    found = [reason.message for stage in result.stages if stage.stage == "dispatch" for reason in stage.reasons]
+    assert (found == []) if words is None else (len(found) == 1 and words in found[0]), found
+
+
 def test_a_model_does_not_choose_its_exam(forge):
     other = CHANGE | {"fasttrack.toml": CHANGE["fasttrack.toml"].replace(b'contract = "alpha"', b'contract = "beta"')}
     result = gate(forge, other, again=how({}, seen := []))

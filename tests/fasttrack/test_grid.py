@@ -80,7 +80,7 @@ def shown(capsys, *arguments):
     return json.loads(capsys.readouterr().out)
 
 
-@pytest.mark.parametrize("command", ["plan", "run", "show", "compare", "claim"])
+@pytest.mark.parametrize("command", ["plan", "run", "show", "compare", "decide", "claim"])
 def test_every_command_has_help_with_an_example(command, capsys):
     assert cli.run(["grid", command, "--help"]) == 0
     assert f"Example: `fasttrack grid {command}" in " ".join(capsys.readouterr().out.split())
@@ -114,6 +114,30 @@ def test_measured_cells_are_kept_and_shown_with_their_conditions(checkout, card,
     assert "one rank, exchange bytes local, no communication" in out and "clocks: no NVML" in out
     assert "device NVIDIA H200" in out
     assert [c["standing"] for c in shown(capsys)["cells"]] == ["measured"] * 4
+
+
+def test_the_table_of_faster_steps_is_drawn_from_what_is_kept_and_leaves_it_fresh(checkout, card, capsys):
+    table = checkout / "models/kimi_k3/dispatch/faster.toml"
+    # Layers of 100 us on the stock path; here 50, but for MLA layers of two rows: 69 of 50 and 23 of 300 are more.
+    slow = measured(fast=400.0)
+    card.outcomes |= {f"tp8-mla_moe-r2-c{context}": slow for context in (1024, 32768, 131072)}
+    sizes = ["--hardware", "h200", *(word for n in (1, 2, 4) for kind in ("kda_moe", "mla_moe") for word in ("--cell", f"tp8-{kind}-r{n}*"))]
+    assert cli.run(["grid", "run", "kimi_k3", *sizes]) == 0
+    before = table.read_bytes()
+    capsys.readouterr()
+    assert cli.run(["grid", "decide", "kimi_k3", "--hardware", "h200", "--json"]) == 1
+    answer = json.loads(capsys.readouterr().out)
+    by_size = {(step["tp"], step["tokens"], step["rows"]): step["ratio"] for step in answer["steps"]}
+    # By hand: 93 layers, one of them dense and 24 MLA ones.
+    assert by_size[8, 1, 1] == pytest.approx(2.0) and by_size[8, 1, 2] == pytest.approx(92 * 100 / (68 * 50 + 24 * 400))
+    assert by_size[8, 1, 64] is None and by_size[16, 1, 1] is None
+    assert table.read_bytes() == before, "only --write writes"
+    assert cli.run(["grid", "decide", "kimi_k3", "--hardware", "h200", "--write"]) == 0
+    rows = {(entry.tp, entry.tokens): entry.rows for entry in model_dir.load("kimi_k3").faster().entry}
+    assert rows == {(8, 1): 1, (8, 8): 0, (16, 1): 0, (16, 8): 0}
+    assert cli.run(["grid", "decide", "kimi_k3", "--hardware", "h200"]) == 0
+    assert "faster up to 1 rows: TP8\n" in capsys.readouterr().out
+    assert {c["standing"] for c in shown(capsys)["cells"] if c["cell"] != "tp8-kda_moe-r8"} == {"measured"}
 
 
 def test_a_run_that_was_cut_off_loses_nothing_and_repeats_nothing(checkout, card, capsys):

@@ -175,6 +175,19 @@ def test_every_place_of_the_envelope_has_a_kernel_in_the_shipped_tables():
                 assert (call.kernel, call.config) == (entry.kernel, entry.config)
 
 
+def test_steps_that_nobody_measured_are_the_stock_path_s_on_hardware_that_the_table_names():
+    entries = ({"hardware": "h200", "tp": 8, "tokens": 1, "rows": 4}, {"hardware": "h200", "tp": 8, "tokens": 8, "rows": 0})
+    found = Directory((), {}, lambda file: None, {}, entries)
+    assert found.faster_up_to("h200", 8) == {1: 4, 8: 0} and found.faster_up_to("h200", 16) == {}
+    assert found.faster_up_to("gb300", 8) is None, "nothing is known of this hardware"
+
+
+def test_the_shipped_table_is_what_the_lane_reads():
+    _, shipped = load(MANIFEST.path)
+    for entry in MANIFEST.faster().entry:
+        assert shipped.faster_up_to(entry.hardware, entry.tp)[entry.tokens] == entry.rows
+
+
 def test_the_manifest_lists_every_file_of_the_decode_path():
     found = {path.name for path in MANIFEST.path.glob("*.py")} - {"__init__.py"}
     assert set(MANIFEST.manifest.decode.sources) == found and MANIFEST.manifest.decode.factory in found

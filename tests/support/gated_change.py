@@ -44,7 +44,7 @@ PASSED = (CheckResult(check="C1", title="outputs", outcome=Outcome.PASS),)
 
 def parse_manifest(text: str, path: str):
     data = tomllib.loads(text)
-    if set(data) - {"model", "ops", "envelope"}:
+    if set(data) - {"model", "decode", "ops", "envelope"}:
         raise UserError(f"{path}: unknown key", "remove it")
     ops = {
         op: SimpleNamespace(**{"dispatch": f"dispatch/{op}.toml", "space": None} | entry)
@@ -52,6 +52,7 @@ def parse_manifest(text: str, path: str):
     }
     envelope = data.get("envelope", [{"hardware": "h200", "tp": 8, "rows": [1, 4]}])
     return SimpleNamespace(
+        decode=SimpleNamespace(**{"faster": None} | data["decode"]) if "decode" in data else None,
         model=SimpleNamespace(**{"contract": data["model"]["name"]} | data["model"]), ops=ops,
         envelope=[SimpleNamespace(**{"verify_width": 1, "dtypes": ["bf16"]} | one) for one in envelope],
     )  # fmt: skip

@@ -60,9 +60,9 @@ class Served:
 
 
 @contextmanager
-def serving(*arguments: str, tree: Path = ROOT, **environment: str):
+def serving(*arguments: str, tree: Path = ROOT, device: str = "cpu", **environment: str):
     """`fasttrack serve kimi_k3 ARGUMENTS` on a free port, from the packages of `tree`."""
-    command = [sys.executable, "-m", "fasttrack", "serve", "kimi_k3", "--json", "--port", "0", "--device", "cpu"]
+    command = [sys.executable, "-m", "fasttrack", "serve", "kimi_k3", "--json", "--port", "0", "--device", device]
     command += arguments
     env = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
     if tree != ROOT:

@@ -131,6 +131,11 @@ class Grid(ABC):
     def excluded(self, spec: CellSpec, verify_width: int) -> str | None:
         """Why a cell can't be run whatever the machine, or None. `verify_width` is what the kernels are claimed for."""
 
+    @property
+    @abstractmethod
+    def layers(self) -> Mapping[str, int]:
+        """Kind of a layer's cell -> how many layers of a step are of that kind."""
+
     @abstractmethod
     def ops(self, spec: CellSpec) -> tuple[str, ...]:
         """The ops that a cell runs, by name."""

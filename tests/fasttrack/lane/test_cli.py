@@ -284,4 +284,7 @@ def test_what_does_not_go_with_a_recorded_space_is_refused(toy, tmp_path, capsys
     out, file = ["-o", str(tmp_path / "packs")], ["--candidate", "models/toy/kernels/copy.py"]
     for arguments in (out, [*out, *file, "--space"], [*out, *file, "--at", "tp8-r1"], [*out, "--space", "--config", "{}"]):
         assert cli.run(["record", "toy", "--op", "copy", *arguments]) == 2
-    assert "--config does not go with --space" in capsys.readouterr().err
+    assert "--config goes with --candidate" in capsys.readouterr().err
+    for arguments in (["--space", "--table"], ["--table", "--at", "tp8-r1"], ["--space", "--op", "copy", "--hardware", "h200"], ["--space"]):
+        assert cli.run(["record", "toy", *out, *arguments]) == 2
+    assert "name one op with --op" in capsys.readouterr().err

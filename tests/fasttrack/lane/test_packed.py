@@ -89,7 +89,7 @@ def test_the_run_keeps_the_packs_that_it_may_have_to_rule_on_again(checkout, pac
     path.unlink()
     judge = Ruling()
     judge.model = SimpleNamespace(op=lambda name: None)
-    verdict = packed.Packed(judge, tmp_path / "run").screen(recorded({"flip": False, "num_warps": 1, "BLOCK": 16}).candidate, ("tp8-r1",))
+    verdict = packed.Packed(judge, packed.of_run(tmp_path / "run")).screen(recorded({"flip": False, "num_warps": 1, "BLOCK": 16}).candidate, ("tp8-r1",))
     assert verdict.status == "accepted"
 
 

@@ -71,3 +71,31 @@ def test_what_cannot_be_served_is_said_before_a_port_is_open(weights, arguments,
     assert cli.run([*common, *arguments]) == 2
     said = capsys.readouterr().err
     assert says in said and "Traceback" not in said
+
+
+PROMPT = "times 74 x 38\n"
+
+
+def completion(one):
+    with openai.OpenAI(base_url=one.url, api_key="none", max_retries=0, timeout=300) as client:
+        return client.completions.create(model="kimi_k3-nano", prompt=PROMPT, max_tokens=12, temperature=0)
+
+
+@pytest.mark.gpu
+def test_the_trained_model_is_served_on_a_gpu_by_the_stock_path_and_by_the_kernels():
+    """Held against the plain path on a CPU: scores of a prompt in bf16 are near."""
+    import torch
+
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA GPU")
+    exact = None
+    for backend, device in (("plain", "cpu"), ("stock", "cuda"), ("latency_specialized", "cuda")):
+        with served.serving("--backend", backend, "--context", "64", "--sessions", "1", device=device) as one:
+            answer = completion(one)
+            assert answer.choices[0].text and answer.usage.completion_tokens and answer.choices[0].finish_reason in ("stop", "length")
+            found = scores(one)
+            exact = exact or found
+            assert found == pytest.approx(exact, abs=0.5), backend
+            if backend == "latency_specialized":
+                launched = httpx.get(f"{one.url}/fasttrack/counters").json()["kernels"]
+                assert launched["kda_decode"] and launched["mla_core"]

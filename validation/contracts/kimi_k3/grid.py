@@ -59,6 +59,15 @@ class KimiK3Grid(Grid):
             return "rows of a request share its cached rows, which the tensors of a cell do not have yet"
         return None
 
+    @property
+    def layers(self) -> Mapping[str, int]:
+        """Those with experts; the dense one is of neither kind."""
+        of = self._architecture
+        return {
+            kind: sum(layer >= of.moe.first_layer for layer in layers)
+            for kind, layers in ((KDA, of.kda_layers), (MLA, of.mla_layers))
+        }
+
     def ops(self, spec: CellSpec) -> tuple[str, ...]:
         """Of the layer, or of the whole step."""
         graph, _ = self._graphs(spec.width > 1)

@@ -34,15 +34,16 @@ def declaration(origin: str, name: Any, shape: tuple[int, ...], dtype: Any, take
 
 def prepared(
     entry: ModuleType, files: CandidateFiles, hardware: Hardware, static: Mapping[str, torch.Tensor],
-    axes: Mapping[str, int], config: Mapping[str, Any],
+    axes: Mapping[str, int], config: Mapping[str, Any], device: str = "cpu",
 ) -> dict[str, torch.Tensor]:  # fmt: skip
-    """What `prepare` returns for these static tensors: dense CPU tensors by name. Raises Refused for anything else."""
+    """What `prepare` returns for these static tensors, by name: dense ones on their `device`. Raises Refused for anything
+    else."""
     if not hasattr(entry, "prepare"):
         return {}
     with files.blamed("prepare"), torch.no_grad():
         tensors = dict(entry.prepare(RecordingContext(hardware), Buffers(**static), dict(axes), dict(config)))
     for name, tensor in tensors.items():
-        if type(tensor) is not torch.Tensor or tensor.device.type != "cpu" or tensor.layout is not torch.strided:
+        if type(tensor) is not torch.Tensor or tensor.device.type != device or tensor.layout is not torch.strided:
             kind = type(tensor).__name__
             raise Refused("record.prepared", f"prepare returned {name!r} as {kind}, not a dense CPU tensor")
     return tensors

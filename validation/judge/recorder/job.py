@@ -28,8 +28,8 @@ def run(payload: Mapping[str, Any], memory: Sequence[Any], scratch: str | Path) 
     """Records one candidate at each workload, twice, and compares.
 
     payload: {"candidate": Candidate, "workloads": [{"name", "axes", "tensors": [TensorSpec]}],
-    "hardware": {"name", "capability", "multiprocessors", "max_shared"}}. `prepare` sees zeros here, and only the
-    shapes of what it returns are kept: its values are prepare_job.py's business.
+    "hardware": {"name", "capability", "multiprocessors", "max_shared"}}. `prepare` sees tensors without
+    values here, or zeros, and only the shapes of what it returns are kept: its values are prepare_job.py's business.
 
     Answers ({"packs": [KernelPack]}, []), or ({"rejected": {"reason", "message", "where", "workload"}}, []).
     """
@@ -113,19 +113,27 @@ class _Recorder:
         return buffers
 
     def _prepare(self) -> dict[str, ScratchBuffer]:
+        try:
+            # Shapes alone: nothing is computed. Repacking a rank's experts takes seconds and gigabytes, at every workload.
+            tensors = self._prepared("meta")
+        except Refused:
+            # It looks at values, or mixes in tensors of its own: zeros, which cost no memory until they are written. If it
+            # fails with these as well, that is what is wrong with it.
+            tensors = self._prepared("cpu")
+        return {
+            name: self._declaration("prepare", name, tuple(tensor.shape), tensor.dtype)
+            for name, tensor in tensors.items()
+        }
+
+    def _prepared(self, device: str) -> dict[str, torch.Tensor]:
         static = {
-            # Zeros that cost no memory until they are written.
-            spec.name: torch.zeros(max(spec.storage_elements, 1), dtype=torch_dtype(spec.dtype)).as_strided(
+            spec.name: torch.zeros(max(spec.storage_elements, 1), dtype=torch_dtype(spec.dtype), device=device).as_strided(
                 spec.shape, spec.strides
             )
             for spec in self.specs
             if spec.role is TensorRole.STATIC
         }
-        tensors = prepared(self.entry, self.files, self.hardware, static, self.axes, self.candidate.config)
-        return {
-            name: self._declaration("prepare", name, tuple(tensor.shape), tensor.dtype)
-            for name, tensor in tensors.items()
-        }
+        return prepared(self.entry, self.files, self.hardware, static, self.axes, self.candidate.config, device)
 
     def _declaration(self, origin: str, name: str, shape: tuple[int, ...], dtype: Any) -> ScratchBuffer:
         return declaration(origin, name, shape, dtype, {spec.name for spec in self.specs})

@@ -407,6 +407,23 @@ def test_what_prepare_returns_is_declared_by_its_shapes(record):
     assert {name: buffer.shape for name, buffer in prepared.items()} == {"packed": (8, 8), "scale": (8,)}
 
 
+@pytest.mark.parametrize(
+    ("body", "shape"),
+    [
+        # Nothing is computed where shapes follow from shapes: a petabyte costs nothing.
+        ("static.w.new_empty(1 << 40).view(-1, 1 << 20)[:, :2].contiguous()", (1 << 20, 2)),
+        # It looks at a value, which is zero.
+        ("static.w[: int(static.w.float().sum().item()) + 3]", (3, 8)),
+        # It mixes in a tensor of its own.
+        ("static.w.float() + torch.eye(8)", (8, 8)),
+    ],
+)
+def test_prepare_is_asked_for_shapes_without_values_first(record, body, shape):
+    text = f"import torch\n\ndef prepare(ctx, static, axes, config):\n    return {{'packed': {body}}}\n"
+    answer, _ = record(text + PREPARE[PREPARE.index("\ndef launch") :].replace("scale", "packed"))
+    assert pack_of(answer).prepared["packed"].shape == shape
+
+
 def test_prints_are_fine(record):
     answer, _ = record(
         """
