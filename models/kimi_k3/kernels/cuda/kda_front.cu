@@ -219,19 +219,20 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kda_front(
     const uint32_t epoch = *shared_epoch;
     unsigned long long* words = reinterpret_cast<unsigned long long*>(cells);
     unsigned long long* health = words + 1;
-    const auto write_mix = [&](const FirstMix& mix) {
-        mix.write(words + kMail + mix.row * FirstMix::kMail, health, epoch, normed + mix.row * kHidden,
-                  mix_squares + mix.row * FirstMix::kBlocks,
-                  BankSum{bank_sums + mix.row * kHidden, bank_scalars + mix.row * 2}, scratch);
-    };
-    if (mixes_first) write_mix(first);
+    if (mixes_first) {
+        first.write(words + kMail + first.row * FirstMix::kMail, health, epoch,
+                    normed + first.row * kHidden, mix_squares + first.row * FirstMix::kBlocks,
+                    BankSum{bank_sums + first.row * kHidden, bank_scalars + first.row * 2}, scratch);
+    }
     // Nobody waits in vain: blocks come to rows in their order, and to each but once.
     if constexpr (kMixesMore)
-        for (int next = block + BLOCKS; next < rows * FirstMix::kBlocks; next += BLOCKS) {
-            FirstMix mix(next);
-            load_mix(mix);
+        for (int part = block + BLOCKS; part < rows * FirstMix::kBlocks; part += BLOCKS) {
+            FirstMix next(part);
+            load_mix(next);
             sync_consumers();
-            write_mix(mix);
+            next.write(words + kMail + next.row * FirstMix::kMail, health, epoch,
+                       normed + next.row * kHidden, mix_squares + next.row * FirstMix::kBlocks,
+                       BankSum{bank_sums + next.row * kHidden, bank_scalars + next.row * 2}, scratch);
         }
     STAMP(1);
     arrive(), wait();
@@ -357,16 +358,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kda_front(
     STAMP(9);
 
     // Front.
-    const auto keep_line = [&](int line, int at, float sum) {
-        if (line < ROUTER)
-            logits[at * ROUTER + line] = sum;
-        else if (line < ROUTER + LATENT)
-            latent[at * LATENT + line - ROUTER] = __float2bfloat16(sum);
-    };
-    // Of a tile eight rows of the gate, then the same eight of the up-projection.
-    const auto keep_pair = [&](int line, int in_tile, int at, float gate, float up) {
-        shared[at * SHARED + (line - kPairs) / 16 * 8 + in_tile] = __float2bfloat16(situ(gate, up));
-    };
     uint4 x[Front::kHeld];
     read_normed(x, alone ? near : normed + kRowsAtOnce * kHidden);
     sync_consumers();  // `near` lies in the scratch of the product
@@ -385,10 +376,16 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kda_front(
                 if (!ends && (thread < 64 || !pairs)) rest[0] = receive(tail, epoch, health);
                 if (!ends && pairs && thread < 64) rest[1] = receive(tail + 64, epoch, health);
                 if (at >= rows) return;
-                if (!pairs)
-                    keep_line(line, at, parts.sum() + rest[0]);
-                else if (thread < 64)
-                    keep_pair(line, thread >> 3, at, parts.sum() + rest[0], parts.sum(64) + rest[1]);
+                if (line < ROUTER) {
+                    logits[at * ROUTER + line] = parts.sum() + rest[0];
+                } else if (line < kPairs) {
+                    if (line < ROUTER + LATENT)
+                        latent[at * LATENT + line - ROUTER] = __float2bfloat16(parts.sum() + rest[0]);
+                } else if (thread < 64) {  // eight rows of the gate, then the same eight of the up-projection
+                    const float gate = parts.sum() + rest[0], up = parts.sum(64) + rest[1];
+                    const int channel = (line - kPairs) / 16 * 8 + (thread >> 3);
+                    shared[at * SHARED + channel] = __float2bfloat16(situ(gate, up));
+                }
             });
     } else {
         // Everybody hands on what it has, then finishes eight rows of the tiles that begin in its team.
@@ -406,12 +403,16 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kda_front(
                 const int lines[1] = {line};
                 float sum[1];
                 collect<Front, kFront>(mine, lines, sum, epoch, health);
-                keep_line(line, at, sum[0]);
+                if (line < ROUTER)
+                    logits[at * ROUTER + line] = sum[0];
+                else if (line < ROUTER + LATENT)
+                    latent[at * LATENT + line - ROUTER] = __float2bfloat16(sum[0]);
             } else if (i % 16 < 8) {
                 const int lines[2] = {line, line + 8};
                 float sums[2];
                 collect<Front, kFront>(mine, lines, sums, epoch, health);
-                keep_pair(line, i % 16, at, sums[0], sums[1]);
+                const int channel = (line - kPairs) / 16 * 8 + i % 16;
+                shared[at * SHARED + channel] = __float2bfloat16(situ(sums[0], sums[1]));
             }
         }
     }

@@ -128,7 +128,7 @@ public:
         const float q_scale = rsqrtf(128.f) / sqrtf(warp_sum(dot(q4, q4)) + L2_EPS);
         const float k_scale = 1.f / sqrtf(warp_sum(dot(k4, k4)) + L2_EPS);
         const float qk = warp_sum(dot(q4, k4)) * q_scale * k_scale;
-        float4* state = own_state();
+        float4* state = reinterpret_cast<float4*>(head_state());
 #pragma unroll
         for (int i = 0; i < kRows; ++i) {
             const int row = value_row(i);
@@ -137,7 +137,7 @@ public:
             const float read = warp_sum(dot(s, k4)) * k_scale, seen = warp_sum(dot(s, q4)) * q_scale;
             const float delta = beta * (v[row] - read), step = delta * k_scale;
             s.x += step * k4.x, s.y += step * k4.y, s.z += step * k4.z, s.w += step * k4.w;
-            __stcs(state + i * kConsumers, s);
+            __stcs(state + row * 32 + lane, s);
             const float core = seen + delta * qk;
             if (lane == 0) {
                 gated_row()[row] = core * gate[row];
@@ -164,9 +164,9 @@ public:
 private:
     template <int FIRST, int LAST>
     __device__ __forceinline__ void load_state() {
-        const float4* state = own_state();
+        const float4* state = reinterpret_cast<const float4*>(head_state());
 #pragma unroll
-        for (int i = FIRST; i < LAST; ++i) state_[i] = __ldcs(state + i * kConsumers);
+        for (int i = FIRST; i < LAST; ++i) state_[i] = __ldcs(state + value_row(i) * 32 + (threadIdx.x & 31));
     }
 
     __device__ static float dot(const float4& a, const float4& b) {
@@ -181,10 +181,6 @@ private:
     __device__ __nv_bfloat16* page() const { return t_.conv_state + static_cast<size_t>(slot_) * t_.conv_page_stride; }
     __device__ float* head_state() const {
         return t_.recurrent_state + static_cast<size_t>(slot_) * t_.state_page_stride + head_ * kHeadDim * kHeadDim;
-    }
-    // This lane's keys of the warp's first value row; those of the next one lie a float4 of every consumer further on.
-    __device__ float4* own_state() const {
-        return reinterpret_cast<float4*>(head_state()) + value_row(0) * 32 + (threadIdx.x & 31);
     }
     __device__ float* gated_row() const { return t_.gated + row_ * kChannels + head_ * kHeadDim; }
     __device__ float* squares_row() const { return t_.squares + (row_ * HEADS + head_) * kGroups + slice_ * kRows; }
