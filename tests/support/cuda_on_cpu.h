@@ -253,6 +253,23 @@ static inline void emu_lds(uint32_t& x, uint32_t& y, uint32_t& z, uint32_t& w, u
     memcpy(words, cur->block->smem + address, 16);
     x = words[0], y = words[1], z = words[2], w = words[3];
 }
+// Lane 8 m + r addresses row r of matrix m; lane 4 g + q gets elements 2 q and 2 q + 1 of row g, transposed of column g.
+static inline void emu_ldmatrix(
+    uint32_t& x, uint32_t& y, uint32_t& z, uint32_t& w, uint32_t address, bool transposed) {
+    Warp& warp = own_warp();
+    const int turn = warp.sync.generation & 1, lane = cur->tid.x & 31, g = lane >> 2, q = lane & 3;
+    warp.words[turn][lane][0] = address;
+    __syncwarp();
+    uint32_t* const found[4] = {&x, &y, &z, &w};
+    for (int matrix = 0; matrix < 4; ++matrix) {
+        uint16_t pair[2];
+        for (int i = 0; i < 2; ++i) {
+            const int row = transposed ? 2 * q + i : g, column = transposed ? g : 2 * q + i;
+            memcpy(pair + i, cur->block->smem + warp.words[turn][8 * matrix + row][0] + 2 * column, 2);
+        }
+        memcpy(found[matrix], pair, 4);
+    }
+}
 
 static inline Mbar& mbar(uint32_t address) { return cur->block->mbars[address]; }
 static inline void settle(Mbar& bar) {

@@ -25,6 +25,8 @@ _MEANINGS: dict[str, Callable[[list[str], list[str]], str]] = {
     "cp.async.bulk.shared::cluster.global": lambda o, i: f"emu_bulk({', '.join(i[:4])});",
     "mbarrier.arrive.shared": lambda o, i: f"emu_arrive({i[0]});",
     "createpolicy": lambda o, i: f"{o[0]} = 0;",
+    "ldmatrix.sync.aligned.m8n8.x4.trans": lambda o, i: f"emu_ldmatrix({', '.join(o + i)}, true);",
+    "ldmatrix.sync.aligned.m8n8.x4.shared": lambda o, i: f"emu_ldmatrix({', '.join(o + i)}, false);",
     "ld.shared.v4": lambda o, i: f"emu_lds({', '.join(o + i)});",
     "bar.sync 1, 512": lambda o, i: "emu_bar(1, 512);",
     "bar.sync 3": lambda o, i: f"emu_bar(3, {i[0]});",

@@ -7,7 +7,7 @@ of the block is not counted: lists that a block makes for itself, never a place 
 
 import re
 
-_READ = re.compile(r"\bld\.shared\.v4\b")
+_READ = re.compile(r"\bld\.shared\.v4\b|\bldmatrix\.")
 _FENCE = re.compile(r"\bfence\.proxy\.async\b|\bbar(?:rier)?\.sync\b")
 _COPY = re.compile(r"\bcp\.async\.bulk\.shared\b")
 _FREED = re.compile(r"\bmbarrier\.arrive\.shared\b")

@@ -21,7 +21,9 @@ a CPU; it has not been measured. The kernel and what it waits for: cuda/kda_fron
 
 import torch
 
-HIDDEN = 7168
+from . import half_layer
+from .half_layer import UNIT_BYTES
+
 EXPERTS = 896
 LATENT = 3584
 HEAD_DIM = 128
@@ -29,9 +31,6 @@ GATE_RANK = 128
 GATE_LOWER_BOUND = -5.0
 L2_EPS = 1e-6
 OUTPUT_EPS = 1e-5
-NORM_EPS = 1e-5
-SITU_BETA = 4.0
-SITU_LINEAR_BETA = 25.0
 
 DEFAULT = {"slots": 13, "window": 2, "wide": 3, "pdl": False}
 """A config: slots of the ring, how many of them may be on their way at a time, and how many while blocks do nothing but the
@@ -39,77 +38,35 @@ in-projection; whether the launch is programmatic, and streams weights before th
 
 SOURCE = "kernels/cuda/kda_front.cu"
 ROWS_AT_ONCE = (8, 16)
-WARPS = 16
-# Registers move between groups of four warps. Of this one, a warp streams the weights, three add up peers' shares.
-PRODUCERS = 4
-UNIT_BYTES = 16384
 SCRATCH_BYTES = 16384
-MAX_BLOCKS = 160
-FIRST_TAGGED = 16
 
 
 def scratch(axes, config):
     """What stages hand to each other behind barriers, for the rows of a launch."""
     heads, rows = axes["heads"], rows_at_once(axes["rows"])
-    return {
-        "normed": ((2, rows, HIDDEN), torch.bfloat16),
+    return half_layer.scratch(rows) | {
         "gated": ((rows, heads * HEAD_DIM), torch.float32),
         "squares": ((rows, heads, 8), torch.float32),
-        "others": ((rows, HIDDEN), torch.float32),
-        "bank_sums": ((rows, HIDDEN), torch.float32),
-        "bank_scalars": ((rows, 2), torch.float32),
-        "mix_squares": ((rows, 7), torch.float32),
     }
 
 
 def persistent(axes, config):
-    """Arrivals at the grid barrier, the health word, and what carries its launch's number: mail among blocks of a row, of
-    the rows at once the projection in parts and the output projection, and parts of the front's tiles."""
+    """Arrivals at the grid barrier, the health word, and what carries its launch's number: that of the outer stages, and of
+    the rows at once the projection, in two parts for each span of k."""
     rows = rows_at_once(axes["rows"])
     width = _rounded_up(4 * axes["heads"] * HEAD_DIM + GATE_RANK + axes["heads"])
     front = _rounded_up(EXPERTS // axes["shards"] + LATENT // axes["shards"]) + 2 * axes["shared"]
-    # A product is in two parts for each span of k. Of eight rows a block leaves one tile of the front.
-    parts = rows // 4
-    tails = MAX_BLOCKS * 128 if rows == 8 else rows * parts * front
-    tagged = rows * (7 * 32 + parts * width + HIDDEN) + tails
-    return {"cells": ((FIRST_TAGGED + tagged,), torch.int64, 0, "epoch")}
+    mix = half_layer.MIX_CELLS if rows == half_layer.ROWS_AT_ONCE else half_layer.mix_cells_of_sixteen(front)
+    tagged = mix + rows // 4 * rows * width
+    return {"cells": ((half_layer.FIRST_TAGGED + tagged,), torch.int64, 0, "epoch")}
 
 
 def prepare(ctx, static, axes, config):
-    """queries [2, 7168] fp32: key norm times query of either mix; rate [h] fp32: exp(a_log); weights in units."""
-    gate, up = static.shared_gate_up.chunk(2)
-    pairs = torch.cat([gate.unflatten(0, (-1, 8)), up.unflatten(0, (-1, 8))], 1).flatten(0, 1)
-    return {
-        "queries": torch.stack(
-            [
-                static.attn_res_norm_1_res_norm.float() * static.attn_res_norm_1_res_proj.float(),
-                static.attn_res_norm_2_res_norm.float() * static.attn_res_norm_2_res_proj.float(),
-            ]
-        ),
+    """rate [h] fp32: exp(a_log); in_proj in units; what the outer stages need (half_layer.py)."""
+    return half_layer.prepare(static) | {
         "rate": static.a_log.exp(),
-        "in_proj_units": units(static.in_proj, 1),
-        "o_proj_units": units(static.o_proj, 2),
-        "front_units": units(_front(static.router, static.latent_down, pairs), 1),
+        "in_proj_units": half_layer.units(static.in_proj, 1),
     }
-
-
-def _front(router, latent_down, pairs):
-    """This rank's rows of the three, the pairs at a multiple of 16 behind zeros."""
-    gap = pairs.new_zeros(-(len(router) + len(latent_down)) % 16, pairs.shape[1])
-    return torch.cat([router, latent_down, gap, pairs])
-
-
-def units(weight, groups):
-    """[N, K] bf16 as [N / (16 groups), 512 K / groups, 8192]: what one warp after the other multiplies, lane by lane.
-
-    A unit is `groups` times 16 rows by 512 / groups of k. Warp w has 32 of k: two MMA steps of 16, in which lane (g, q)
-    holds rows g and g + 8 and of k 8 q + 4 s to 8 q + 4 s + 3. So eight consecutive activations are a lane's operand of
-    both steps.
-    """
-    sharers = WARPS // groups
-    # tile, group, row half, g | chunk, sharer, q, step, register half, element
-    parts = weight.reshape(-1, groups, 2, 8, weight.shape[1] // (32 * sharers), sharers, 4, 2, 2, 2)
-    return parts.permute(0, 4, 1, 5, 7, 3, 6, 8, 2, 9).reshape(-1, UNIT_BYTES // 2).contiguous()
 
 
 def launch(ctx, buffers, axes, config):
@@ -117,24 +74,22 @@ def launch(ctx, buffers, axes, config):
     blocks, heads, rows = ctx.hardware.multiprocessors, axes["heads"], axes["rows"]
     slots, at_once = config["slots"], rows_at_once(rows)
     shared_bytes = slots * (UNIT_BYTES + 16) + SCRATCH_BYTES + 16
-    constants = {
+    constants = half_layer.constants(buffers, at_once) | {
         "BLOCKS": blocks, "SLOTS": slots, "WINDOW": config["window"], "WIDE": config["wide"],
-        "SHARED_BYTES": shared_bytes, "HEADS": heads, "ROWS_AT_ONCE": at_once,
-        "ROUTER": buffers.logits.shape[1], "LATENT": buffers.latent.shape[1], "SHARED": buffers.shared.shape[1],
-        "NORM_EPS": NORM_EPS, "L2_EPS": L2_EPS, "OUTPUT_EPS": OUTPUT_EPS, "GATE_LOWER_BOUND": GATE_LOWER_BOUND,
-        "SITU_BETA": SITU_BETA, "SITU_LINEAR_BETA": SITU_LINEAR_BETA,
+        "SHARED_BYTES": shared_bytes, "HEADS": heads,
+        "L2_EPS": L2_EPS, "OUTPUT_EPS": OUTPUT_EPS, "GATE_LOWER_BOUND": GATE_LOWER_BOUND,
     }  # fmt: skip
     stream, slots_of = buffers.attn_res_norm_1_stream, buffers.slots
-    # In front of layer 0 nothing is banked; the kernel then reads none of the banks that it is given.
-    banks = getattr(buffers, "blocks", stream[None, :0])
+    banks = half_layer.banks(buffers)
     for first in range(0, rows, at_once):
         here = slice(first, min(first + at_once, rows))
         count = here.stop - first
         kernel = ctx.cuda(
-            SOURCE, "kda_front", threads=32 * (WARPS + PRODUCERS), cooperative=True, pdl=config["pdl"],
+            SOURCE, "kda_front", threads=half_layer.THREADS, cooperative=True, pdl=config["pdl"],
             constants=constants | {"SPLIT": split(count * heads, blocks)},
         )  # fmt: skip
         kernel[(blocks,)](
+            # Where nothing is banked, the kernel reads none of the banks that it is given.
             stream[here], banks[:, here] if len(banks) else stream, slots_of[here], buffers.peers[:, here],
             count, len(banks), len(buffers.peers), bool(axes["restart"]),
             stream.stride(0), banks.stride(0), banks.stride(1), slots_of.stride(0), *buffers.peers.stride()[:2],

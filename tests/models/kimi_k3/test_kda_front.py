@@ -1,61 +1,36 @@
 """The first half of a KDA layer as one launch: its packing, its plan, its machine code; on a GPU, what it computes."""
 
-import importlib.util
-import multiprocessing
-import shutil
 from importlib import import_module
-from importlib.resources import files
-from pathlib import Path
 from types import SimpleNamespace
 
-import cuda_on_cpu
 import pytest
 import torch
-from fasttrack_validation import contracts
-from fasttrack_validation.contracts.base import TensorRole, Workload
 from fasttrack_validation.contracts.kimi_k3.architecture import Architecture
-from fasttrack_validation.judge.pack import KernelPack
 from fasttrack_validation.judge.plan import validate
-from fasttrack_validation.numerics.calibrate import decide, measure
-from fasttrack_validation.tensors import torch_dtype
+from half_layers import HARDWARE, HalfLayer, equal_bits, needs_compiler, with_rows, workload, wrong
 from long_tests import long
 from refills import unordered
 
-PART = "attn_res_norm+in_projection+kda_decode+o_proj_residual+attn_res_norm+front"
-ROOT = files("fasttrack_models.kimi_k3")
-ENTRY = "kernels/kda_front.py"
-HARDWARE = {"name": "H200", "capability": 90, "multiprocessors": 132, "max_shared": 232448}
-
-kernel = import_module("fasttrack_models.kimi_k3.kernels.kda_front")
-CONFIG = kernel.DEFAULT
-
-
-def sources():
-    folders = (ROOT / "kernels", ROOT / "kernels" / "cuda")
-    paths = [path for folder in folders for path in folder.iterdir() if path.name.endswith((".cu", ".cuh"))]
-    return {ENTRY: (ROOT / ENTRY).read_text()} | {str(path.relative_to(ROOT)): path.read_text() for path in paths}
+LAUNCH = HalfLayer("attn_res_norm+in_projection+kda_decode+o_proj_residual+attn_res_norm+front", "kda_front")
+half_layer = import_module("fasttrack_models.kimi_k3.kernels.half_layer")
+kernel, CONFIG = LAUNCH.kernel, LAUNCH.config
 
 
 @pytest.fixture(scope="module")
 def op():
-    return contracts.load("kimi_k3").op(PART)
-
-
-def workload(op, name, **axes):
-    found = next(w for w in op.workloads() if w.name == name)
-    return Workload(name=name, axes=found.axes | axes)
+    return LAUNCH.contract()
 
 
 # Packing
 
 
-@pytest.mark.parametrize(("groups", "n", "k"), [(1, 48, 1024), (2, 64, 768)])
+@pytest.mark.parametrize(("groups", "n", "k"), [(1, 48, 1024), (2, 64, 768), (4, 128, 256)])
 def test_units_hold_what_the_lanes_of_an_mma_multiply(groups, n, k):
     """PTX's m16n8k16: lane 4 g + q has A rows g and g + 8 at k 2 q, 2 q + 1 (registers 0, 1) and 8 more (2, 3)."""
     random = torch.Generator().manual_seed(n)
     weight, x = (torch.randn(rows, k, generator=random).bfloat16() for rows in (n, 8))
     chunk, sharers = 512 // groups, 16 // groups
-    units = kernel.units(weight, groups).view(n // (16 * groups), k // chunk, groups, sharers, 2, 8, 4, 4, 2).double()
+    units = half_layer.units(weight, groups).view(n // (16 * groups), k // chunk, groups, sharers, 2, 8, 4, 4, 2).double()
     # A lane's activations: eight consecutive ones for the two steps of its warp.
     operands = x.double().view(8, k // chunk, sharers, 4, 2, 2, 2)  # row, chunk, warp, q, step, register, element
     low = torch.einsum("tcmwsgqpe,ncwqspe->tmgn", units[..., [0, 2], :], operands)
@@ -85,39 +60,23 @@ def test_gate_and_up_rows_of_a_channel_lie_eight_apart():
     assert (made["queries"] == 2.25).all() and made["rate"].tolist() == pytest.approx([1, 2.718281828])
 
 
+def test_where_nothing_is_banked_there_are_no_banks():
+    stream, blocks = torch.zeros(3, 8), torch.zeros(2, 3, 8)
+    assert len(half_layer.banks(SimpleNamespace(attn_res_norm_1_stream=stream))) == 0
+    assert half_layer.banks(SimpleNamespace(attn_res_norm_1_stream=stream, blocks=blocks)) is blocks
+
+
 def test_constants_are_those_of_the_published_model():
     of = Architecture.from_config()
-    assert kernel.HIDDEN == of.hidden_size
+    assert half_layer.HIDDEN == of.hidden_size
     assert (kernel.HEAD_DIM, kernel.GATE_RANK) == (of.kda.head_dim, of.kda.gate_rank)
-    assert (kernel.GATE_LOWER_BOUND, kernel.L2_EPS, kernel.OUTPUT_EPS, kernel.NORM_EPS) == (
+    assert (kernel.GATE_LOWER_BOUND, kernel.L2_EPS, kernel.OUTPUT_EPS, half_layer.NORM_EPS) == (
         of.kda.gate_lower_bound, of.eps.kda_l2, of.eps.kda_output, of.eps.backbone,
     )  # fmt: skip
-    assert (kernel.SITU_BETA, kernel.SITU_LINEAR_BETA) == (of.situ.beta, of.situ.linear_beta)
+    assert (half_layer.SITU_BETA, half_layer.SITU_LINEAR_BETA) == (of.situ.beta, of.situ.linear_beta)
 
 
 # The plan
-
-
-def _record(pipe, payload, directory):
-    from fasttrack_validation.judge.recorder import job
-
-    pipe.send(job.run(payload, (), directory))
-
-
-def recorded(op, at, directory):
-    tensors = [spec.model_dump(mode="json") for spec in op.tensors(at)]
-    candidate = {"op": PART, "entry": ENTRY, "files": sources(), "config": CONFIG}
-    payload = {
-        "candidate": candidate, "workloads": [{"name": at.name, "axes": at.axes, "tensors": tensors}],
-        "hardware": HARDWARE,
-    }  # fmt: skip
-    ours, theirs = multiprocessing.get_context("fork").Pipe()
-    child = multiprocessing.get_context("fork").Process(target=_record, args=(theirs, payload, directory))
-    child.start()
-    answer, _ = ours.recv()
-    child.join()
-    assert "rejected" not in answer, answer
-    return KernelPack.model_validate(answer["packs"][0])
 
 
 @pytest.fixture(scope="module")
@@ -126,19 +85,11 @@ def packs(op, tmp_path_factory):
     pytest.importorskip("cuda.bindings.nvrtc", reason="CUDA C++ needs the extra fasttrack[cuda]")
     places = {
         "one": workload(op, "tp8-b1"),
-        "nine": with_rows(op, 9),
+        "nine": with_rows(op, 9, slots=14),
         "sixteen": workload(op, "tp8-b16"),
-        "nineteen": with_rows(op, 19),
+        "nineteen": with_rows(op, 19, slots=24),
     }
-    return {name: (at, recorded(op, at, tmp_path_factory.mktemp("record"))) for name, at in places.items()}
-
-
-def with_rows(op, rows, slots=None):
-    """So many rows at TP 16."""
-    strides = dict.fromkeys(
-        ("attn_res_norm_1_block_stride", "attn_res_norm_2_block_stride", "peer_stride"), rows * 7168
-    )
-    return workload(op, "tp16-b16", rows=rows, slots=slots or rows + 5, **strides)
+    return {name: (at, LAUNCH.recorded(op, at, tmp_path_factory.mktemp("record"))) for name, at in places.items()}
 
 
 @pytest.mark.parametrize(
@@ -147,7 +98,7 @@ def with_rows(op, rows, slots=None):
 )
 def test_a_plan_is_one_cooperative_launch_for_every_sixteen_rows(op, packs, name, rows, splits):
     at, pack = packs[name]
-    functions = {ENTRY: {}} | {file: {} for file in sources() if file.endswith(".cu")}
+    functions = {LAUNCH.entry: {}} | {file: {} for file in LAUNCH.sources if file.endswith(".cu")}
     assert validate(pack, op.tensors(at), functions) == ()
     assert [launch.arguments["p4"].value for launch in pack.launches] == rows
     for launch in pack.launches:
@@ -170,7 +121,7 @@ def test_it_compiles_without_spills(packs, name, target):
     from fasttrack_validation.judge.device_code import cuda_compiler, sass
 
     _, pack = packs[name]
-    cuda = {file: text for file, text in sources().items() if not file.endswith(".py")}
+    cuda = LAUNCH.cuda_sources
     for variant in pack.kernels.values():
         made = cuda_compiler.compile_kernel(cuda, variant, target)
         report = sass.ptxas_report(made.log)
@@ -185,7 +136,7 @@ def test_no_slot_is_filled_again_before_it_is_read(packs):
     from fasttrack_validation.judge.device_code import cuda_compiler
 
     (variant,) = packs["one"][1].kernels.values()
-    cuda = {file: text for file, text in sources().items() if not file.endswith(".py")}
+    cuda = LAUNCH.cuda_sources
     assert unordered(cuda_compiler.compile_kernel(cuda, variant, 90).ptx, freed_by_arrival=True) == []
     file = "kernels/cuda/weight_ring.cuh"
     cuda[file] = cuda[file].replace('asm volatile("fence.proxy.async.shared::cta;" ::: "memory");', "")
@@ -194,28 +145,8 @@ def test_no_slot_is_filled_again_before_it_is_read(packs):
 
 # What it computes
 
-
-class OnCpu:
-    """Launches on CPU tensors as if on so few multiprocessors that blocks share tiles; `edit` changes a source."""
-
-    def __init__(self, directory, edit=None, backwards=False, blocks=9):
-        self.hardware = SimpleNamespace(multiprocessors=blocks)
-        self._directory, self._backwards, self._texts = directory, backwards, sources()
-        if edit:
-            file, old, new = edit
-            assert self._texts[file].count(old) == 1
-            self._texts[file] = self._texts[file].replace(old, new)
-
-    def cuda(self, file, function, *, threads, constants, cooperative, pdl):
-        run = cuda_on_cpu.compiled(self._texts, file, constants, threads, self._directory)
-
-        class Launch:
-            def __getitem__(launch, grid):
-                return lambda *arguments, shared_bytes: run(
-                    *arguments, blocks=grid[0], shared_bytes=shared_bytes, backwards=self._backwards
-                )
-
-        return Launch()
+# As if on so many multiprocessors, blocks share tiles.
+BLOCKS = 9
 
 
 @pytest.fixture(scope="module")
@@ -226,22 +157,13 @@ def exam(op):
     return at, inputs, op.oracle(inputs, at), op.plain(inputs, at)
 
 
-def wrong(op, exam, made):
-    _, inputs, oracle, plain = exam
-    rulings = {tensor: ruling(op, inputs, tensor, oracle, plain, got) for tensor, got in made.items()}
-    return {tensor for tensor, found in rulings.items() if found.decision != "pass"}
-
-
-needs_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="a CPU runs CUDA C++ through g++")
-
-
 @pytest.mark.slow
 @needs_compiler
 def test_its_text_agrees_with_the_oracle_on_a_cpu(op, exam, tmp_path):
     at, inputs, *_ = exam
-    made, buffers = run(op, at, inputs, OnCpu(tmp_path), "cpu")
+    made, buffers = LAUNCH.run(op, at, inputs, LAUNCH.on_cpu(tmp_path, BLOCKS), "cpu")
     assert wrong(op, exam, made) == set() and int(buffers.cells[1]) == 0
-    assert int(buffers.cells[0]) == 9 * 3, "nine blocks arrive at three phases"
+    assert int(buffers.cells[0]) == BLOCKS * 3, "all blocks arrive at three phases"
 
 
 @pytest.mark.slow
@@ -258,7 +180,7 @@ def test_its_text_agrees_with_the_oracle_on_a_cpu(op, exam, tmp_path):
         ),
         # The front's shared rows are finished without what the next block has of them.
         (
-            ("kernels/cuda/kda_front.cu", "rest[0] = receive(tail, epoch, health);", "rest[0] = 0;"),
+            ("kernels/cuda/half_layer.cuh", "rest[0] = receive(tail, epoch, health);", "rest[0] = 0;"),
             {"latent"},  # at TP16 no tile of the router is shared
             {"logits", "recurrent_state", "conv_state", "partial", "o_proj_residual_stream"},
         ),
@@ -267,7 +189,7 @@ def test_its_text_agrees_with_the_oracle_on_a_cpu(op, exam, tmp_path):
 )
 def test_a_planted_fault_is_seen_on_a_cpu(op, exam, tmp_path, edit, seen, unseen):
     at, inputs, *_ = exam
-    made, _ = run(op, at, inputs, OnCpu(tmp_path, edit), "cpu")
+    made, _ = LAUNCH.run(op, at, inputs, LAUNCH.on_cpu(tmp_path, BLOCKS, edit), "cpu")
     found = wrong(op, exam, made)
     assert seen <= found and not unseen & found
 
@@ -302,7 +224,7 @@ def exam9(op, rows16):
 @needs_compiler
 def test_nine_rows_agree_with_the_oracle_on_a_cpu(op, exam9, tmp_path):
     at, inputs, *_ = exam9
-    made, buffers = run(op, at, inputs, OnCpu(tmp_path, blocks=16), "cpu")
+    made, buffers = LAUNCH.run(op, at, inputs, LAUNCH.on_cpu(tmp_path, 16), "cpu")
     assert wrong(op, exam9, made) == set()
     assert buffers.cells[:2].tolist() == [16 * 3, 0], "one launch"
 
@@ -321,7 +243,7 @@ def test_nine_rows_agree_with_the_oracle_on_a_cpu(op, exam9, tmp_path):
 def test_more_rows_agree_with_the_oracle_on_a_cpu(op, tmp_path, name, blocks, backwards):
     at = workload(op, name)
     inputs = op.make_inputs(at, "typical", torch.seed() % 2**62)
-    made, buffers = run(op, at, inputs, OnCpu(tmp_path, backwards=backwards, blocks=blocks), "cpu")
+    made, buffers = LAUNCH.run(op, at, inputs, LAUNCH.on_cpu(tmp_path, blocks, backwards=backwards), "cpu")
     assert wrong(op, (at, inputs, op.oracle(inputs, at), op.plain(inputs, at)), made) == set()
     assert buffers.cells[:2].tolist() == [blocks * 3, 0]
 
@@ -329,9 +251,9 @@ def test_more_rows_agree_with_the_oracle_on_a_cpu(op, tmp_path, name, blocks, ba
 @long
 @needs_compiler
 def test_the_last_rows_of_many_are_served_by_a_second_launch(op, tmp_path):
-    at = with_rows(op, 19)
+    at = with_rows(op, 19, slots=24)
     inputs = op.make_inputs(at, "typical", torch.seed() % 2**62)
-    made, buffers = run(op, at, inputs, OnCpu(tmp_path, blocks=16), "cpu")
+    made, buffers = LAUNCH.run(op, at, inputs, LAUNCH.on_cpu(tmp_path, 16), "cpu")
     assert wrong(op, (at, inputs, op.oracle(inputs, at), op.plain(inputs, at)), made) == set()
     assert buffers.cells[:2].tolist() == [2 * 16 * 3, 0]
 
@@ -341,14 +263,14 @@ def test_the_last_rows_of_many_are_served_by_a_second_launch(op, tmp_path):
 def test_a_row_has_the_same_bits_whatever_is_beside_it(op, rows16, exam9, tmp_path):
     """Nine rows alone and among sixteen, at other places and in whatever order threads run."""
     (at, inputs), (at9, inputs9, *_) = rows16, exam9
-    many, _ = run(op, at, inputs, OnCpu(tmp_path, blocks=16), "cpu")
+    many, _ = LAUNCH.run(op, at, inputs, LAUNCH.on_cpu(tmp_path, 16), "cpu")
     (tmp_path / "nine").mkdir()
-    few, _ = run(op, at9, inputs9, OnCpu(tmp_path / "nine", backwards=True, blocks=16), "cpu")
+    few, _ = LAUNCH.run(op, at9, inputs9, LAUNCH.on_cpu(tmp_path / "nine", 16, backwards=True), "cpu")
     pages = inputs9["slots"][inputs9["slots"] > 0].long()
     for tensor, got in few.items():
         state = tensor in ("conv_state", "recurrent_state")
         one, other = (got[pages], many[tensor][pages]) if state else (got, many[tensor][PICKED])
-        assert torch.equal(one.view(torch.uint8), other.view(torch.uint8)), tensor
+        assert equal_bits(one, other), tensor
 
 
 @long
@@ -358,7 +280,7 @@ def test_a_row_has_the_same_bits_whatever_is_beside_it(op, rows16, exam9, tmp_pa
     [
         # Of a column the first half of k alone is read.
         (
-            ("kernels/cuda/kda_front.cu", "span ? values[i] + sum : sum;", "span ? values[i] : sum;"),
+            ("kernels/cuda/handed_on.cuh", "span ? values[i] + sum : sum;", "span ? values[i] : sum;"),
             {"conv_state", "recurrent_state", "partial", "logits", "latent", "shared"},
             set(),
         ),
@@ -370,7 +292,7 @@ def test_a_row_has_the_same_bits_whatever_is_beside_it(op, rows16, exam9, tmp_pa
         ),
         # The ninth row is multiplied with the activations of the first.
         (
-            ("kernels/cuda/kda_front.cu", "from + 8 * eight * kHidden + chunk", "from + chunk"),
+            ("kernels/cuda/half_layer.cuh", "from + 8 * eight * kHidden + chunk", "from + chunk"),
             {"conv_state", "recurrent_state", "partial", "logits", "latent", "shared"},
             set(),
         ),
@@ -393,7 +315,7 @@ def test_a_row_has_the_same_bits_whatever_is_beside_it(op, rows16, exam9, tmp_pa
         ),
         # Of the front, rows behind the eighth are left to the other block as well.
         (
-            ("kernels/cuda/kda_front.cu", "at = Front::span() * 8 + i / 16 % 8;", "at = i / 16 % 8;"),
+            ("kernels/cuda/half_layer.cuh", "at = Front::span() * 8 + i / 16 % 8;", "at = i / 16 % 8;"),
             {"logits", "latent", "shared"},
             {"conv_state", "recurrent_state", "partial", "o_proj_residual_stream"},
         ),
@@ -402,7 +324,7 @@ def test_a_row_has_the_same_bits_whatever_is_beside_it(op, rows16, exam9, tmp_pa
 )
 def test_a_planted_fault_of_nine_rows_is_seen_on_a_cpu(op, exam9, tmp_path, edit, seen, unseen):
     at, inputs, *_ = exam9
-    made, _ = run(op, at, inputs, OnCpu(tmp_path, edit, blocks=16), "cpu")
+    made, _ = LAUNCH.run(op, at, inputs, LAUNCH.on_cpu(tmp_path, 16, edit), "cpu")
     found = wrong(op, exam9, made)
     assert seen <= found and not unseen & found
 
@@ -410,59 +332,4 @@ def test_a_planted_fault_of_nine_rows_is_seen_on_a_cpu(op, exam9, tmp_path, edit
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["tp8-b1", "tp8-b4", "tp8-b16", "tp16-b8", "tp16-b16"])
 def test_it_agrees_with_the_oracle_and_with_itself(op, name):
-    """The contract's comparison; the same bits from the same state again; and the planted faults that must not pass."""
-    if not torch.cuda.is_available():
-        pytest.skip("needs a CUDA GPU")
-    context = launching_context()
-    at = workload(op, name)
-    inputs = op.make_inputs(at, "typical", torch.seed() % 2**62)
-    first, buffers = run(op, at, inputs, context, "cuda")
-    for state in ("conv_state", "recurrent_state"):
-        getattr(buffers, state).copy_(inputs[state])
-    kernel.launch(context, buffers, at.axes, CONFIG)
-    torch.cuda.synchronize()
-    assert int(buffers.cells[1]) == 0, "a block gave up waiting"
-    oracle, plain = op.oracle(inputs, at), op.plain(inputs, at)
-    assert wrong(op, (at, inputs, oracle, plain), first) == set()
-    for tensor, got in first.items():
-        again = getattr(buffers, tensor).cpu().contiguous()
-        assert torch.equal(got.view(torch.uint8), again.view(torch.uint8)), tensor
-    changed, _ = run(op, at, inputs | {"peers": inputs["peers"].roll(1, 2)}, context, "cuda")
-    faults = wrong(op, (at, inputs, oracle, plain), changed)
-    assert "o_proj_residual_stream" in faults and not {"partial", "recurrent_state"} & faults
-
-
-def launching_context():
-    path = Path(__file__).parents[3] / "benchmarks/cuda_context.py"
-    spec = importlib.util.spec_from_file_location("cuda_context", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.Context(torch.cuda.get_device_properties(0).multi_processor_count)
-
-
-def run(op, at, inputs, context, device):
-    """Everything that the launch produces, on the CPU, and its buffers."""
-    made = {}
-    for spec in op.tensors(at):
-        storage = torch.zeros(spec.storage_elements, dtype=torch_dtype(spec.dtype), device=device)
-        made[spec.name] = storage.as_strided(spec.shape, spec.strides)
-        made[spec.name].copy_(inputs.get(spec.name, torch.tensor(float("nan"))))
-    static = {spec.name: inputs[spec.name] for spec in op.tensors(at) if spec.role is TensorRole.STATIC}
-    for name, tensor in kernel.prepare(context, SimpleNamespace(**static), at.axes, CONFIG).items():
-        made[name] = tensor.to(device)
-    for name, (shape, dtype) in kernel.scratch(at.axes, CONFIG).items():
-        made[name] = torch.full(shape, float("nan"), dtype=dtype, device=device)
-    # Behind the persistent one lie words that the kernel has to leave alone.
-    ((name, ((size,), dtype, initial, _)),) = kernel.persistent(at.axes, CONFIG).items()
-    cells = torch.full((size + 4096,), initial, dtype=dtype, device=device)
-    made[name] = cells[:size]
-    buffers = SimpleNamespace(**made)
-    kernel.launch(context, buffers, at.axes, CONFIG)
-    assert (cells[size:] == initial).all()
-    return {name: made[name].cpu().contiguous() for name in op.produced}, buffers
-
-
-def ruling(op, inputs, tensor, oracle, plain, got):
-    comparison = next(c for c in op.comparisons if c.tensor == tensor)
-    owners = [op.row_of(tensor, (i,) + (0,) * (got.dim() - 1), inputs) for i in range(len(got))]
-    return decide(comparison, [measure(comparison, oracle[tensor], plain[tensor], got, owners)])
+    LAUNCH.agrees_on_gpu(op, name, ("conv_state", "recurrent_state"))

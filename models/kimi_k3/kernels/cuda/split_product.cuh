@@ -21,6 +21,8 @@ constexpr int kUnitBytes = 16384;
 template <int ROWS_OF_W, int K, int TM, int BLOCKS_, bool WHOLE = false, int EIGHTS = 1, int SPANS = 1>
 struct SplitProduct {
     static constexpr int kGroups = TM;
+    static constexpr int kRows = 8 * EIGHTS;
+    static constexpr int kSpans = SPANS;
     static constexpr int kChunk = 512 / TM;             // k of a unit
     static constexpr int kChunks = K / kChunk / SPANS;  // units of a tile, of one span
     static constexpr int kHeld = EIGHTS * kChunks;      // activations of a lane, eight each
@@ -28,6 +30,7 @@ struct SplitProduct {
     static constexpr int kTeams = BLOCKS_ / SPANS;
     static constexpr int kUnits = kTiles * kChunks;
     static constexpr int kSharers = kWarps / TM;        // warps that split the k of a group
+    static constexpr bool kHalves = !WHOLE && kChunks > 1;  // tiles may be shared by two teams
     static_assert(K % (kChunk * SPANS) == 0 && ROWS_OF_W % (16 * TM) == 0, "units tile the weight");
     static_assert(!WHOLE || SPANS == 1, "whole tiles are those of a block");
     static_assert(EIGHTS == 1 || EIGHTS == 2, "one lot of partial sums of that many fits in the scratch");
@@ -49,7 +52,7 @@ struct SplitProduct {
 
     // Whether the row `row` of W is computed in two parts.
     __device__ static bool halved(int row) {
-        if (WHOLE) return false;
+        if (!kHalves) return false;
         const int first = row / (16 * TM) * kChunks;
         return owner(first) != owner(first + kChunks - 1);
     }
@@ -73,57 +76,80 @@ struct SplitProduct {
         }
     }
 
-    // Calls finish(row of W, batch row, this block's sum, starts, ends) by 128 * TM threads for each tile:
+    // Calls finish(row of W, batch row, this block's sum, starts, ends) by 128 * TM * EIGHTS threads for each tile:
     // `starts` and `ends` say whether the sum covers the beginning and the end of k.
-    // `x[c]`: eight bf16 at k_of(c). `scratch`: two buffers of 2048 floats.
+    // `x[e * kChunks + c]`: eight bf16 at k_of(c) of the e-th group of rows. `scratch`: 4096 floats, two buffers for tiles of
+    // eight rows or one for sixteen.
     template <class Ring, class Finish>
     __device__ static void consume(Ring& ring, const uint4 (&x)[kHeld], float* scratch, Finish finish) {
-        const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-        const uint32_t own = (warp * 64 + lane) * 16;
         int turn = 0;
         for (int unit = begin(team()), end = begin(team() + 1); unit < end;) {
             const int tile = unit / kChunks, first = unit - tile * kChunks, last = min(kChunks, first + end - unit);
-            float even[EIGHTS][4] = {}, odd[EIGHTS][4] = {};
-            // Two units at a time where there are two: their loads wait together.
-#pragma unroll
-            for (int chunk = 0; chunk < kChunks; chunk += 2) {
-                const bool here = first <= chunk && chunk < last;
-                const bool next = chunk + 1 < kChunks && first <= chunk + 1 && chunk + 1 < last;
-                if (here && next) {
-                    const uint32_t slot = ring.front() + own, after = ring.second() + own;
-                    const uint4 one = load_shared(slot), two = load_shared(slot + 512);
-                    const uint4 three = load_shared(after), four = load_shared(after + 512);
-                    add_step<0>(even, one, x, chunk);
-                    add_step<1>(odd, two, x, chunk);
-                    add_step<0>(even, three, x, (chunk + 1) % kChunks);
-                    add_step<1>(odd, four, x, (chunk + 1) % kChunks);
-                    ring.pop();
-                    ring.pop();
-                } else {
-                    if (here) multiply(ring, own, x, chunk, even, odd);
-                    if (next) multiply(ring, own, x, (chunk + 1) % kChunks, even, odd);
-                }
-            }
-            // Partial sums of sixteen rows fill the scratch: those of the tile before must have been added.
-            if (EIGHTS > 1) sync_consumers();
-            float* parts = scratch + (EIGHTS > 1 ? 0 : turn * 2048);
-            // W rows lane / 4 and 8 more, batch rows 2 (lane % 4) and the next one.
-#pragma unroll
-            for (int eight = 0; eight < EIGHTS; ++eight) {
-                float2* mine = reinterpret_cast<float2*>(parts + (eight * kWarps + warp) * 128) + lane;
-                mine[0] = make_float2(even[eight][0] + odd[eight][0], even[eight][1] + odd[eight][1]);
-                mine[32] = make_float2(even[eight][2] + odd[eight][2], even[eight][3] + odd[eight][3]);
-            }
-            sync_consumers();
-            if (threadIdx.x < 128 * TM * EIGHTS) {
-                const int place = threadIdx.x >> 7, cell = threadIdx.x & 127;
-                const int group = EIGHTS > 1 ? place % TM : place, eight = EIGHTS > 1 ? place / TM : 0;
-                const float* column = parts + place * kSharers * 128;
-                finish((tile * TM + group) * 16 + (cell >> 3), eight * 8 + (cell & 7), Column{column, cell}, first == 0,
-                       last == kChunks);
-            }
+            consume_tile(ring, x, scratch + (EIGHTS > 1 ? 0 : turn * 2048), tile, first, last, finish);
             turn ^= 1;
             unit += last - first;
+        }
+    }
+
+    // The same where x depends on the tile: operand(tile, first, last, x) gives it for chunks `first` to `last`. By all
+    // consumers, who pass a barrier in it, so that it may use the scratch.
+    template <class Ring, class Operand, class Finish>
+    __device__ static void consume_each(Ring& ring, float* scratch, Operand operand, Finish finish) {
+        for (int unit = begin(team()), end = begin(team() + 1); unit < end;) {
+            const int tile = unit / kChunks, first = unit - tile * kChunks, last = min(kChunks, first + end - unit);
+            uint4 x[kHeld];
+            operand(tile, first, last, x);
+            consume_tile(ring, x, scratch, tile, first, last, finish);
+            unit += last - first;
+        }
+    }
+
+    // Whether this block has any unit.
+    __device__ static bool has_units() { return begin(team()) < begin(team() + 1); }
+
+    // Chunks `first` to `last` of a tile. `parts`: 2048 * EIGHTS floats.
+    template <class Ring, class Finish>
+    __device__ __forceinline__ static void consume_tile(
+        Ring& ring, const uint4 (&x)[kHeld], float* parts, int tile, int first, int last, Finish& finish) {
+        const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+        const uint32_t own = (warp * 64 + lane) * 16;
+        float even[EIGHTS][4] = {}, odd[EIGHTS][4] = {};
+        // Two units at a time where there are two: their loads wait together.
+#pragma unroll
+        for (int chunk = 0; chunk < kChunks; chunk += 2) {
+            const bool here = first <= chunk && chunk < last;
+            const bool next = chunk + 1 < kChunks && first <= chunk + 1 && chunk + 1 < last;
+            if (here && next) {
+                const uint32_t slot = ring.front() + own, after = ring.behind(1) + own;
+                const uint4 one = load_shared(slot), two = load_shared(slot + 512);
+                const uint4 three = load_shared(after), four = load_shared(after + 512);
+                add_step<0>(even, one, x, chunk);
+                add_step<1>(odd, two, x, chunk);
+                add_step<0>(even, three, x, (chunk + 1) % kChunks);
+                add_step<1>(odd, four, x, (chunk + 1) % kChunks);
+                ring.pop();
+                ring.pop();
+            } else {
+                if (here) multiply(ring, own, x, chunk, even, odd);
+                if (next) multiply(ring, own, x, (chunk + 1) % kChunks, even, odd);
+            }
+        }
+        // Partial sums of sixteen rows fill the scratch: those of the tile before must have been added.
+        if (EIGHTS > 1) sync_consumers();
+        // W rows lane / 4 and 8 more, batch rows 2 (lane % 4) and the next one.
+#pragma unroll
+        for (int eight = 0; eight < EIGHTS; ++eight) {
+            float2* mine = reinterpret_cast<float2*>(parts + (eight * kWarps + warp) * 128) + lane;
+            mine[0] = make_float2(even[eight][0] + odd[eight][0], even[eight][1] + odd[eight][1]);
+            mine[32] = make_float2(even[eight][2] + odd[eight][2], even[eight][3] + odd[eight][3]);
+        }
+        sync_consumers();
+        if (threadIdx.x < 128 * TM * EIGHTS) {
+            const int place = threadIdx.x >> 7, cell = threadIdx.x & 127;
+            const int group = EIGHTS > 1 ? place % TM : place, eight = EIGHTS > 1 ? place / TM : 0;
+            const float* column = parts + place * kSharers * 128;
+            finish((tile * TM + group) * 16 + (cell >> 3), eight * 8 + (cell & 7), Column{column, cell}, first == 0,
+                   last == kChunks);
         }
     }
 

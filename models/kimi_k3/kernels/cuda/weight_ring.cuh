@@ -28,12 +28,13 @@ __device__ __forceinline__ void wait_parity(uint32_t barrier, uint32_t parity) {
         ::"r"(barrier), "r"(parity) : "memory");
 }
 
-template <int COUNT, int BYTES>
+// BYTES of a unit; slots lie PITCH bytes apart.
+template <int COUNT, int BYTES, int PITCH = BYTES>
 class WeightRing {
 public:
     static constexpr int kBarrierBytes = 16 * COUNT;
 
-    // `slots`: COUNT * BYTES bytes, 128-byte aligned; `barriers`: kBarrierBytes.
+    // `slots`: COUNT * PITCH bytes, 128-byte aligned; `barriers`: kBarrierBytes.
     __device__ WeightRing(void* slots, void* barriers)
         : slots_(shared_address(slots)), full_(shared_address(barriers)), empty_(full_ + 8 * COUNT) {}
 
@@ -50,34 +51,34 @@ public:
     // Producer: copies BYTES bytes from global memory into the next slot as soon as that is free. Weights are read
     // once a step, so they leave the L2 first. `ahead`, less than COUNT: copies on their way, this one included.
     __device__ void push(const void* source, uint32_t ahead) {
-        wait_parity(empty_ + 8 * slot_, phase_ ^ 1);
-        if (pushed_ >= ahead) {
-            const bool wraps = slot_ < ahead;
-            wait_parity(full_ + 8 * (wraps ? slot_ + COUNT - ahead : slot_ - ahead), wraps ? phase_ ^ 1 : phase_);
-        }
-        if (pushed_ < COUNT) ++pushed_;
-        const uint32_t barrier = full_ + 8 * slot_;
-        uint64_t policy;
-        asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(BYTES) : "memory");
-        asm volatile(
-            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;"
-            ::"r"(slots_ + slot_ * BYTES), "l"(source), "r"(BYTES), "r"(barrier), "l"(policy) : "memory");
+        const uint32_t barrier = next(ahead, BYTES);
+        copy(slots_ + slot_ * PITCH, source, BYTES, barrier, read_once());
+        advance();
+    }
+
+    // The same for `count` rows of `bytes`, side by side in global memory and `pitch` bytes apart in the slot; none is
+    // a slot that is full at once.
+    __device__ void push_rows(const void* source, int count, int bytes, int pitch, uint32_t ahead) {
+        const uint32_t barrier = next(ahead, count * bytes);
+        const uint64_t policy = read_once();
+        for (int row = 0; row < count; ++row)
+            copy(slots_ + slot_ * PITCH + row * pitch, static_cast<const char*>(source) + row * bytes, bytes, barrier,
+                 policy);
         advance();
     }
 
     // Consumer: the shared-memory address of the next slot, once it is full.
     __device__ uint32_t front() const {
         wait_parity(full_ + 8 * slot_, phase_);
-        return slots_ + slot_ * BYTES;
+        return slots_ + slot_ * PITCH;
     }
 
-    // Consumer: the same of the slot behind it.
-    __device__ uint32_t second() const {
-        const bool wraps = slot_ + 1 == COUNT;
-        const uint32_t slot = wraps ? 0 : slot_ + 1;
+    // Consumer: the same of the slot `places` behind it, less than COUNT.
+    __device__ uint32_t behind(uint32_t places) const {
+        const bool wraps = slot_ + places >= COUNT;
+        const uint32_t slot = wraps ? slot_ + places - COUNT : slot_ + places;
         wait_parity(full_ + 8 * slot, wraps ? phase_ ^ 1 : phase_);
-        return slots_ + slot * BYTES;
+        return slots_ + slot * PITCH;
     }
 
     // Consumer warp: this warp has read its part of the slot. The fence orders each lane's reads before the copy that fills
@@ -92,6 +93,31 @@ public:
     }
 
 private:
+    // Waits until the next slot may be filled, and says how many bytes will come. Returns its barrier.
+    __device__ uint32_t next(uint32_t ahead, int bytes) {
+        wait_parity(empty_ + 8 * slot_, phase_ ^ 1);
+        if (pushed_ >= ahead) {
+            const bool wraps = slot_ < ahead;
+            wait_parity(full_ + 8 * (wraps ? slot_ + COUNT - ahead : slot_ - ahead), wraps ? phase_ ^ 1 : phase_);
+        }
+        if (pushed_ < COUNT) ++pushed_;
+        const uint32_t barrier = full_ + 8 * slot_;
+        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+        return barrier;
+    }
+
+    __device__ static uint64_t read_once() {
+        uint64_t policy;
+        asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+        return policy;
+    }
+
+    __device__ static void copy(uint32_t to, const void* from, int bytes, uint32_t barrier, uint64_t policy) {
+        asm volatile(
+            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;"
+            ::"r"(to), "l"(from), "r"(bytes), "r"(barrier), "l"(policy) : "memory");
+    }
+
     __device__ void advance() {
         if (++slot_ == COUNT) {
             slot_ = 0;
