@@ -1,9 +1,10 @@
 """The ops of a layer's first half as one launch, on a GPU: held against their contract, then timed.
 
-Imported by the scripts of the launches (`kda_front.py`, `mla_front.py`), each of which says what is its own as a `Subject`.
-The contract is that of the part, with oracle, plain path and tolerances as the judge has them. Timed as a CUDA graph that
-replays the launch on copies of weights and state several times the L2: medians, in microseconds per launch, beside the
-time that the contract's bytes take at the read ceiling of the card. Self-reported figures for tuning, no evidence.
+Imported by the scripts of the launches (`kda_front.py`, `mla_front.py`), each of which says what is its own as a
+`Subject`. The contract is that of the part, with oracle, plain path and tolerances as the judge has them. Timed as a
+CUDA graph that replays the launch on copies of weights and state several times the L2: medians, in microseconds per
+launch, beside the time that the contract's bytes take at the read ceiling of the card. Self-reported figures for
+tuning, no evidence.
 """
 
 import argparse
@@ -205,8 +206,9 @@ def compiled(subject, op, options):
                 }
                 for config in configs:
                     made = subject.kernel.prepare(context, SimpleNamespace(**laid), workload.axes, config)
-                    kept = {**subject.kernel.scratch(workload.axes, config), **subject.kernel.persistent(workload.axes, config)}
-                    made |= {name: torch.empty(shape, dtype=dtype) for name, (shape, dtype, *_) in kept.items()}
+                    for kept in (subject.kernel.scratch, subject.kernel.persistent):
+                        for name, (shape, dtype, *_) in kept(workload.axes, config).items():
+                            made[name] = torch.empty(shape, dtype=dtype)
                     subject.kernel.launch(context, SimpleNamespace(**laid, **made), workload.axes, config)
 
 

@@ -20,7 +20,8 @@ SUBJECT = half_layer.Subject(
     part="attn_res_norm+in_projection+kda_decode+o_proj_residual+attn_res_norm+front",
     kernel=import_module("fasttrack_models.kimi_k3.kernels.kda_front"),
     stages=(
-        "first mix", "barrier", "in_projection", "state", "kda step", "barrier", "o_proj", "banks", "second mix", "front",
+        "first mix", "barrier", "in_projection", "state", "kda step", "barrier", "o_proj", "banks", "second mix",
+        "front",
     ),
     states=("conv_state", "recurrent_state"),
     most_rows=16,

@@ -2,7 +2,7 @@
 
 How: `half_layer.py`. Every row has a context of so many tokens, the newest one included.
 
-    python benchmarks/mla_front.py --out figures.json [--context 1024 131072] [--rows 1 4 8] [--tp 8 16] [--check 8:1 16:8 ...]
+    python benchmarks/mla_front.py --out figures.json [--context 1024 131072] [--rows 1 4 8] [--tp 8 16] [--check 8:1 ...]
 """
 
 from importlib import import_module
@@ -38,8 +38,8 @@ SUBJECT = half_layer.Subject(
     part="attn_res_norm+mla_projection+mla_query+mla_core+mla_value+o_proj_residual+attn_res_norm+front",
     kernel=import_module("fasttrack_models.kimi_k3.kernels.mla_front"),
     stages=(
-        "first mix", "barrier", "in_projection", "query latent", "queries", "absorption", "absorbed queries", "attention",
-        "values", "attended", "o_proj", "banks", "second mix", "front",
+        "first mix", "barrier", "latents", "gate", "query latent", "queries", "absorption", "absorbed queries",
+        "attention", "values", "attended", "o_proj", "banks", "second mix", "front",
     ),
     states=("cache",),
     most_rows=8,

@@ -85,6 +85,7 @@ FUSED = [
     "attn_res_norm+in_projection+kda_decode+o_proj_residual+attn_res_norm", "dense_up+dense_down", "routing+experts",
     "routing+experts+shared_down", "routing+experts+shared_down+latent_up", "o_proj_residual+attn_res_norm+front",
     "attn_res_norm+in_projection+kda_decode+o_proj_residual+attn_res_norm+front",
+    "attn_res_norm+mla_projection+mla_query+mla_core+mla_value+o_proj_residual+attn_res_norm+front",
 ]  # fmt: skip
 
 

@@ -25,12 +25,12 @@ needs_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="a CPU runs 
 
 
 class HalfLayer:
-    """One of them: `part` of the op graph, its kernel's module, sources and default configuration."""
+    """One of them: `part` of the op graph, its kernel's module, sources, and configuration where it is not the default."""
 
-    def __init__(self, part: str, name: str) -> None:
+    def __init__(self, part: str, name: str, **config: int) -> None:
         self.part, self.entry = part, f"kernels/{name}.py"
         self.kernel: ModuleType = import_module(f"fasttrack_models.kimi_k3.kernels.{name}")
-        self.config = self.kernel.DEFAULT
+        self.config = self.kernel.DEFAULT | config
         folders = (ROOT / "kernels", ROOT / "kernels" / "cuda")
         paths = [path for folder in folders for path in folder.iterdir() if path.name.endswith((".cu", ".cuh"))]
         paths += [ROOT / self.entry, ROOT / "kernels/half_layer.py"]

@@ -36,10 +36,11 @@ KV_EPS = 1e-6
 # 192^-0.5, and scores in powers of two: exp2 is the instruction that there is.
 SCALE_LOG2 = 192**-0.5 * 1.4426950408889634
 
-DEFAULT = {"slots": 11, "window": 2, "wide": 3, "least_units": 4, "pdl": False}
+DEFAULT = {"slots": 11, "window": 2, "wide": 3, "query_blocks": 36, "least_units": 4, "pdl": False}
 """A config: slots of the ring, how many of them may be on their way at a time, and how many while blocks wait for nothing
-but these, in in-projection and attention; the least of a slice, in units of 16 tokens; whether the launch is programmatic, and streams weights before
-the kernel in front has ended. Not measured."""
+but these, in in-projection and attention; blocks that multiply by q_b while the others have the output gate (of 132, 36 make
+shares equal, of whole tiles, at TP 8 and 16); the least of a slice, in units of 16 tokens; whether the launch is
+programmatic, and streams weights before the kernel in front has ended. Not measured."""
 
 SOURCE = "kernels/cuda/mla_front.cu"
 TOKENS = 16
@@ -57,7 +58,7 @@ def scratch(axes, config):
 
 def persistent(axes, config):
     """Arrivals at the grid barrier, the health word, and what carries its launch's number: that of the outer stages; of
-    eight rows the projection, queries and values in two parts each and the absorbed queries; of each block its slice."""
+    eight rows latents, gate, queries and values in two parts each and the absorbed queries; of each slice its sums."""
     heads = axes["mla_query_heads"]
     projected = Q_RANK + LATENT + SHARED_KEY + heads * HEAD_DIM
     a_row = 2 * (projected + heads * (NOPE + SHARED_KEY) + heads * HEAD_DIM) + heads * LATENT
@@ -85,8 +86,8 @@ def launch(ctx, buffers, axes, config):
     constants = half_layer.constants(buffers) | {
         "BLOCKS": blocks, "SLOTS": slots, "WINDOW": config["window"], "WIDE": config["wide"],
         "SHARED_BYTES": shared_bytes, "HEADS": axes["mla_query_heads"], "PAGE": page_size,
-        "LEAST_UNITS": config["least_units"], "CELLS": len(buffers.cells), "SCALE_LOG2": SCALE_LOG2,
-        "Q_EPS": Q_EPS, "KV_EPS": KV_EPS,
+        "QUERY_BLOCKS": config["query_blocks"], "LEAST_UNITS": config["least_units"], "CELLS": len(buffers.cells),
+        "SCALE_LOG2": SCALE_LOG2, "Q_EPS": Q_EPS, "KV_EPS": KV_EPS,
     }  # fmt: skip
     stream, table, cache = buffers.attn_res_norm_1_stream, buffers.page_table, buffers.cache
     banks = half_layer.banks(buffers)

@@ -11,9 +11,8 @@ from half_layers import HARDWARE, HalfLayer, equal_bits, needs_compiler, with_ro
 from long_tests import long
 from refills import unordered
 
-LAUNCH = HalfLayer(
-    "attn_res_norm+mla_projection+mla_query+mla_core+mla_value+o_proj_residual+attn_res_norm+front", "mla_front"
-)
+PART = "attn_res_norm+mla_projection+mla_query+mla_core+mla_value+o_proj_residual+attn_res_norm+front"
+LAUNCH = HalfLayer(PART, "mla_front")
 kernel = LAUNCH.kernel
 
 
@@ -122,6 +121,7 @@ def test_no_slot_is_filled_again_before_it_is_read(packs):
 
 # As if on so many multiprocessors, blocks share tiles of every product that may be shared. A row's first mix takes seven.
 BLOCKS = 13
+ON_CPU = HalfLayer(PART, "mla_front", query_blocks=4)
 
 
 def exam_of(op, at, lengths, **changed):
@@ -142,7 +142,7 @@ def short(op):
 
 def computed(op, exam, directory, blocks=BLOCKS, **how):
     at, inputs, *_ = exam
-    made, buffers = LAUNCH.run(op, at, inputs, LAUNCH.on_cpu(directory, blocks, **how), "cpu")
+    made, buffers = ON_CPU.run(op, at, inputs, ON_CPU.on_cpu(directory, blocks, **how), "cpu")
     assert int(buffers.cells[1]) == 0, "a block gave up waiting"
     return made, buffers
 

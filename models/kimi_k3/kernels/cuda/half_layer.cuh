@@ -30,7 +30,7 @@ constexpr int kMailCells = kRowsAtOnce * FirstMix::kMail;
 static_assert(kRowsAtOnce <= BLOCKS, "a block mixes one row the second time");
 static_assert(FirstMix::kBlocks <= BLOCKS, "parts of a row's first mix wait for each other");
 
-using Front = SplitProduct<kFront, kHidden, 1, BLOCKS, false, kEights, kSpans>;
+using Front = SplitProduct<kFront, kHidden, 1, BLOCKS, false, 0, kEights, kSpans>;
 
 #ifdef STAMPS
 #define STAMP(i) if (threadIdx.x == 0) stamps[blockIdx.x * 16 + (i)] = stamp()

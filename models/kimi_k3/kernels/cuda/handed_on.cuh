@@ -7,9 +7,9 @@
 template <class Product, int COLUMNS>
 struct HandedOn {
     static constexpr int kPartCells = Product::kRows * COLUMNS;
-    static constexpr int kSpanCells = (Product::kHalves ? 2 : 1) * kPartCells;
+    static constexpr int kPartsOfSpan = Product::kHalves ? 2 : 1;
+    static constexpr int kSpanCells = kPartsOfSpan * kPartCells;
     static constexpr int kCells = Product::kSpans * kSpanCells;
-    static_assert(Product::kHalves || Product::kSpans == 1, "whole tiles are of one span");
 
     unsigned long long* cells;
 
@@ -22,32 +22,27 @@ struct HandedOn {
     __device__ void receive(
         const int (&rows)[COUNT], const int (&columns)[COUNT], float (&values)[COUNT], uint32_t epoch,
         unsigned long long* health) const {
-        if constexpr (Product::kHalves) {
-            constexpr int kParts = 2 * Product::kSpans;
-            const unsigned long long* from[kParts * COUNT];
-            float found[kParts * COUNT];
+        constexpr int kEach = kPartsOfSpan * COUNT, kAll = Product::kSpans * kEach;
+        const unsigned long long* from[kAll];
+        float found[kAll];
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i) {
+            from[i] = cells + rows[i] * COLUMNS + columns[i];
+            if constexpr (Product::kHalves) from[COUNT + i] = from[i] + (Product::halved(columns[i]) ? kPartCells : 0);
+        }
+        // Spans are cut alike.
+#pragma unroll
+        for (int i = kEach; i < kAll; ++i) from[i] = from[i - kEach] + kSpanCells;
+        receive_all(from, found, epoch, health);
+#pragma unroll
+        for (int span = 0; span < Product::kSpans; ++span)
 #pragma unroll
             for (int i = 0; i < COUNT; ++i) {
-                from[i] = cells + rows[i] * COLUMNS + columns[i];
-                from[COUNT + i] = from[i] + (Product::halved(columns[i]) ? kPartCells : 0);
+                const int one = span * kEach + i;
+                float sum = found[one];
+                if constexpr (Product::kHalves)
+                    if (from[one + COUNT] != from[one]) sum += found[one + COUNT];
+                values[i] = span ? values[i] + sum : sum;
             }
-            // Spans are cut alike.
-#pragma unroll
-            for (int i = 2 * COUNT; i < kParts * COUNT; ++i) from[i] = from[i - 2 * COUNT] + kSpanCells;
-            receive_all(from, found, epoch, health);
-#pragma unroll
-            for (int span = 0; span < Product::kSpans; ++span)
-#pragma unroll
-                for (int i = 0; i < COUNT; ++i) {
-                    const int one = 2 * span * COUNT + i, other = one + COUNT;
-                    const float sum = from[other] == from[one] ? found[one] : found[one] + found[other];
-                    values[i] = span ? values[i] + sum : sum;
-                }
-        } else {
-            const unsigned long long* from[COUNT];
-#pragma unroll
-            for (int i = 0; i < COUNT; ++i) from[i] = cells + rows[i] * COLUMNS + columns[i];
-            receive_all(from, values, epoch, health);
-        }
     }
 };

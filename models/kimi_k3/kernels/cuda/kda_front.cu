@@ -13,14 +13,14 @@
 
 constexpr int kProjected = (4 * kChannels + kGateRank + HEADS + 15) / 16 * 16;
 constexpr int kPhases = 3;
-using InProjection = SplitProduct<kProjected, kHidden, 1, BLOCKS, false, kEights, kSpans>;
+using InProjection = SplitProduct<kProjected, kHidden, 1, BLOCKS, false, 0, kEights, kSpans>;
 using Projection = HandedOn<InProjection, kProjected>;
 // Places in `cells`, all tagged: mail of the rows' first mixes; of the rows at once the projection and this rank's share of
 // the output projection; what blocks have of tiles that others finish.
 constexpr int kMail = kFirstCell, kProjection = kMail + kMailCells, kOwn = kProjection + Projection::kCells;
 constexpr int kTails = kOwn + kRowsAtOnce * kHidden;
 
-using OutProjection = SplitProduct<kHidden, kChannels, 2, BLOCKS, true, kEights>;
+using OutProjection = SplitProduct<kHidden, kChannels, 2, BLOCKS, true, 0, kEights>;
 using Ring = WeightRing<SLOTS, kUnitBytes>;
 static_assert(WINDOW < SLOTS && WIDE < SLOTS, "copies on their way are part of the ring");
 // Whether a block mixes several parts of rows, or takes several heads through the KDA step, which are whole ones then.

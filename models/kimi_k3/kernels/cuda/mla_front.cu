@@ -3,13 +3,14 @@
 // One block a multiprocessor stays for the whole launch. One thread of each streams the block's weights, six matrices, and
 // its share of the cached rows, in the order of use, through a ring of SLOTS slots; 16 warps compute:
 //
-//     first mix | in-projection : queries : absorption : attention : values : output projection : second mix | front
+//     first mix | latents : gate, queries : absorption : attention : values : output projection : second mix | front
 //
 // with a grid barrier at each bar, behind which other blocks' results are read. At a colon there is none: values carry
 // their launch's number (tagged_floats.cuh), and whoever needs some waits for these alone. The mixes, the front and what
 // runs beside them: half_layer.cuh. Attention over a slice: latent_attention.cuh.
 //
-// Divisions of norms are left to whoever reads a product. The block that attends to a row's newest token makes its cached
+// The in-projection is two products: the latents of queries, keys and values first; then some blocks have the output gate,
+// which nobody needs soon, while the last QUERY_BLOCKS of them make queries of the latents. Divisions of norms are left to whoever reads a product. The block that attends to a row's newest token makes its cached
 // row. Slices are put together, 256 latents of a head at a time, by the blocks that multiply these by the value matrix; a
 // tile of that product is cut in two, so that each reads half of them.
 #include "half_layer.cuh"
@@ -18,25 +19,30 @@
 #include "slices.cuh"
 
 constexpr int kQRank = 1536, kNope = 128, kHeadQuery = kNope + kSharedKey, kValue = 128;
-constexpr int kKeyColumn = kQRank, kGateColumn = kQRank + kCached;
-constexpr int kChannels = HEADS * kValue, kProjected = kGateColumn + kChannels;
+constexpr int kLatents = kQRank + kCached;  // of queries 1536, of keys and values 512, the shared key
+constexpr int kChannels = HEADS * kValue;
 constexpr int kPhases = 2;
 
-using InProjection = SplitProduct<kProjected, kHidden, 1, BLOCKS>;
-using Queries = SplitProduct<HEADS * kHeadQuery, kQRank, 1, BLOCKS>;
-using Absorption = SplitProduct<HEADS * kLatent, kNope, 4, BLOCKS, true>;   // a tile has 64 latents of a head
+constexpr int kGateBlocks = BLOCKS - QUERY_BLOCKS;
+
+using Latents = SplitProduct<kLatents, kHidden, 1, BLOCKS>;
+using Gate = SplitProduct<kChannels, kHidden, 1, kGateBlocks>;
+using Queries = SplitProduct<HEADS * kHeadQuery, kQRank, 1, QUERY_BLOCKS, false, kGateBlocks>;
+using Absorption = SplitProduct<HEADS * kLatent, kNope, 4, kGateBlocks, true>;  // a tile has 64 latents of a head
 using Values = SplitProduct<kChannels, kLatent, 2, BLOCKS>;                 // and 32 channels of a head
 using OutProjection = SplitProduct<kHidden, kChannels, 2, BLOCKS, true>;
 using Ring = WeightRing<SLOTS, kUnitBytes, kSlotBytes>;
 static_assert(WINDOW <= WIDE && WIDE + kTogether <= SLOTS, "copies on their way are part of the ring");
 
-using Projection = HandedOn<InProjection, kProjected>;
+using LatentRows = HandedOn<Latents, kLatents>;
+using GateRows = HandedOn<Gate, kChannels>;
 using QueryRows = HandedOn<Queries, HEADS * kHeadQuery>;
 using Absorbed = HandedOn<Absorption, HEADS * kLatent>;
 using Attended = HandedOn<Values, kChannels>;
 // Places in `cells`, all tagged: mail of the rows' first mixes; of eight rows what products leave; of each slice the
 // sums of all heads, then maximum and total of each; this rank's share; what blocks have of tiles that others finish.
-constexpr int kMail = kFirstCell, kProjection = kMail + kMailCells, kQueries = kProjection + Projection::kCells;
+constexpr int kMail = kFirstCell, kLatentRows = kMail + kMailCells, kGateRows = kLatentRows + LatentRows::kCells;
+constexpr int kQueries = kGateRows + GateRows::kCells;
 constexpr int kAbsorbed = kQueries + QueryRows::kCells, kSlices = kAbsorbed + Absorbed::kCells;
 constexpr int kAttended = kSlices + BLOCKS * SliceCells::kCells;
 constexpr int kOwn = kAttended + Attended::kCells, kTails = kOwn + kRowsAtOnce * kHidden;
@@ -112,7 +118,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) mla_front(
     if (thread >= kConsumers) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
         if (thread == kConsumers) {
-            InProjection::produce(ring, in_proj, ahead);
+            Latents::produce(ring, in_proj, ahead);
+            Gate::produce(ring, in_proj + kLatents * kHidden, ahead);
             Queries::produce(ring, q_b, ahead);
             Absorption::produce(ring, up_key, ahead);
             asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -145,7 +152,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) mla_front(
     const HalfLayer half{rows, mix_queries, out_norm_2, partial, stream_out, logits, latent, shared,
                          normed + kRowsAtOnce * kHidden, others, bank_sums, bank_scalars, words + kOwn, words + kTails,
                          health};
-    const Projection projection{words + kProjection};
+    const LatentRows latent_rows{words + kLatentRows};
+    const GateRows gate_rows{words + kGateRows};
     const QueryRows query_rows{words + kQueries};
     const Absorbed absorbed{words + kAbsorbed};
     const SliceCells slices{words + kSlices};
@@ -170,27 +178,31 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) mla_front(
     arrive_together(barrier), wait_together(barrier);
     STAMP(2);
 
-    // In-projection: nobody waits for anything but weights.
+    // Latents and gate: nobody waits for anything but weights.
     if (thread == 0) *ahead = WIDE;
     {
-        uint4 x[InProjection::kChunks];
-        read_normed<InProjection>(x, normed, rows);
+        uint4 x[Latents::kChunks];
+        read_normed<Latents>(x, normed, rows);
         if (thread < rows) {
             first_scales[thread] = FirstMix::scale(mix_squares + thread * FirstMix::kBlocks);
             row_lengths[thread] = __ldg(lengths + thread);
             slice_counts[thread] = Slices(row_lengths[thread], BLOCKS / rows).count;
         }
-        InProjection::consume(
-            ring, x, scratch, [&](int column, int at, InProjection::Column parts, bool starts, bool) {
-                if (at < rows) projection.send(at, column, starts, parts.sum(), epoch);
-            });
+        Latents::consume(ring, x, scratch, [&](int column, int at, Latents::Column parts, bool starts, bool) {
+            if (at < rows) latent_rows.send(at, column, starts, parts.sum(), epoch);
+        });
+        STAMP(3);
+        sync_consumers();
+        Gate::consume(ring, x, scratch, [&](int column, int at, Gate::Column parts, bool starts, bool) {
+            if (at < rows) gate_rows.send(at, column, starts, parts.sum(), epoch);
+        });
     }
-    STAMP(3);
+    STAMP(4);
     if (thread == 0) *ahead = WINDOW;
     sync_consumers();
 
     // Queries: every block that has some of them norms the query latents for itself.
-    STAMP(4);
+    STAMP(5);
     if (Queries::has_units()) {
         constexpr int kEach = kQRank / kConsumers;
         float weight[kEach];
@@ -204,7 +216,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) mla_front(
 #pragma unroll
             for (int i = 0; i < 2 * kEach; ++i)
                 from[i] = i < kEach ? row : second, columns[i] = thread + i % kEach * kConsumers;
-            projection.receive(from, columns, values, epoch, health);
+            latent_rows.receive(from, columns, values, epoch, health);
 #pragma unroll
             for (int i = 0; i < 2 * kEach; ++i) {
                 const float value = values[i] * first_scales[from[i]];
@@ -229,12 +241,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) mla_front(
         for (int chunk = 0; chunk < Queries::kChunks; ++chunk)
             x[chunk] = operand<Queries>(narrow, kQRank, Queries::k_of(chunk), rows);
         sync_consumers();
-        STAMP(4);
+        STAMP(5);
         Queries::consume(ring, x, scratch, [&](int column, int at, Queries::Column parts, bool starts, bool) {
             if (at < rows) query_rows.send(at, column, starts, parts.sum() * query_scales[at], epoch);
         });
     }
-    STAMP(5);
+    STAMP(6);
 
     // Absorption, head by head.
     Absorption::consume_each(
@@ -253,10 +265,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) mla_front(
         [&](int column, int at, Absorption::Column parts, bool starts, bool) {
             if (at < rows) absorbed.send(at, column, starts, parts.sum(), epoch);
         });
-    STAMP(6);
+    STAMP(7);
 
     // Attention over this block's slice of one row. First what is there before the absorbed queries: the newest cached row.
-    STAMP(7);
+    STAMP(8);
     const SlicePlace place(rows);
     const int attended_row = place.row;
     const Slice slice(attended_row < rows ? row_lengths[attended_row] : 0, place);
@@ -265,9 +277,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) mla_front(
         sync_consumers();
         if (slice.newest()) {
             const int rows_of[2] = {attended_row, attended_row};
-            const int columns[2] = {kKeyColumn + thread, kKeyColumn + kLatent + thread % kSharedKey};
+            const int columns[2] = {kQRank + thread, kQRank + kLatent + thread % kSharedKey};
             float values[2];
-            projection.receive(rows_of, columns, values, epoch, health);
+            latent_rows.receive(rows_of, columns, values, epoch, health);
             const float scale = first_scales[attended_row];
             const int token = slice.length - 1;
             const int64_t page = __ldg(page_table + static_cast<int64_t>(attended_row) * table_stride + token / PAGE);
@@ -294,7 +306,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) mla_front(
             [&](int i, int& row, int& column) { row = attended_row, column = i; },
             [&](int i, float value) { narrow[i / kLatent * kPitch + i % kLatent] = __float2bfloat16(value); });
         sync_consumers();
-        STAMP(7);
+        STAMP(8);
         LatentAttention attention(narrow);
         attention.attend(ring, slice, newest, memory, scratch);
         attention.finish(
@@ -302,7 +314,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) mla_front(
             [&](int head, float largest, float total) { slices.send_total(place.item, head, largest, total, epoch); });
         if (thread == 0) *ahead = WINDOW;
     }
-    STAMP(8);
+    STAMP(9);
 
     // Values: slices put together, times the head's matrix, times the gate.
     {
@@ -312,13 +324,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) mla_front(
             ring, scratch,
             [&](int tile, int begin, int end, uint4(&x)[Values::kChunks]) {
                 // By all threads, of which half will use it; without a condition, which would take a predicate.
-                const int at[1] = {min(thread & 7, rows - 1)}, column[1] = {kGateColumn + tile * 32 + (thread & 255) / 8};
+                const int at[1] = {min(thread & 7, rows - 1)}, column[1] = {tile * 32 + (thread & 255) / 8};
                 float value[1];
-                projection.receive(at, column, value, epoch, health);
+                gate_rows.receive(at, column, value, epoch, health);
                 gate = sigmoid(value[0] * first_scales[at[0]]);
                 const int head = tile * 32 / kValue;
-                sync_consumers();
-                contexts.weigh(head, epoch, health);
 #pragma unroll
                 for (int chunk = 0; chunk < Values::kChunks; ++chunk) {
                     if (begin <= chunk && chunk < end) {
@@ -334,7 +344,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) mla_front(
                 if (at < rows) attended.send(at, column, starts, parts.sum() * gate, epoch);
             });
     }
-    STAMP(9);
+    STAMP(10);
 
     // Output projection.
     {
@@ -349,10 +359,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) mla_front(
         for (int chunk = 0; chunk < OutProjection::kChunks; ++chunk)
             x[chunk] = operand<OutProjection>(narrow, kChannels, OutProjection::k_of(chunk), rows);
         sync_consumers();
-        STAMP(10);
+        STAMP(11);
         half.project<OutProjection>(ring, x, scratch, epoch);
     }
-    STAMP(11);
+    STAMP(12);
 
-    half.mix_and_front(ring, barrier, scratch, epoch, [&](int step) { STAMP(12 + step); });
+    half.mix_and_front(ring, barrier, scratch, epoch, [&](int step) { STAMP(13 + step); });
 }

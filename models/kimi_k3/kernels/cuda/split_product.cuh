@@ -16,9 +16,9 @@
 constexpr int kUnitBytes = 16384;
 
 // WHOLE: tiles stay whole, so that blocks own more or less by one tile. That is for weights which are there before anybody
-// can use them. EIGHTS: groups of eight batch rows. SPANS: blocks of a team, consecutive ones; a block that is left over
-// does nothing.
-template <int ROWS_OF_W, int K, int TM, int BLOCKS_, bool WHOLE = false, int EIGHTS = 1, int SPANS = 1>
+// can use them. The blocks are BLOCKS_ from the one of number FIRST on. EIGHTS: groups of eight batch rows. SPANS: blocks of
+// a team, consecutive ones; a block that is left over does nothing.
+template <int ROWS_OF_W, int K, int TM, int BLOCKS_, bool WHOLE = false, int FIRST = 0, int EIGHTS = 1, int SPANS = 1>
 struct SplitProduct {
     static constexpr int kGroups = TM;
     static constexpr int kRows = 8 * EIGHTS;
@@ -30,23 +30,25 @@ struct SplitProduct {
     static constexpr int kTeams = BLOCKS_ / SPANS;
     static constexpr int kUnits = kTiles * kChunks;
     static constexpr int kSharers = kWarps / TM;        // warps that split the k of a group
-    static constexpr bool kHalves = !WHOLE && kChunks > 1;  // tiles may be shared by two teams
     static_assert(K % (kChunk * SPANS) == 0 && ROWS_OF_W % (16 * TM) == 0, "units tile the weight");
-    static_assert(!WHOLE || SPANS == 1, "whole tiles are those of a block");
+    static_assert(SPANS == 1 || !WHOLE && FIRST == 0, "teams are of all blocks, and have parts of tiles");
     static_assert(EIGHTS == 1 || EIGHTS == 2, "one lot of partial sums of that many fits in the scratch");
     // A tile has at most two parts in each span. Where there are too few units for that, fewer blocks work: halves of a tile
     // each, or nearly a whole one.
     static constexpr int kBlocks = kUnits / kTeams >= kChunks - 1          ? kTeams
                                    : kChunks % 2 == 0 && 2 * kTiles <= kTeams ? 2 * kTiles
                                                                            : kUnits / (kChunks - 1);
+    // Whether some tile is shared by two blocks, or teams.
+    static constexpr bool kHalves = !WHOLE && (kUnits % kBlocks != 0 || kUnits / kBlocks % kChunks != 0);
 
     __device__ static int team() { return blockIdx.x / SPANS; }
     __device__ static int span() { return blockIdx.x % SPANS; }
 
-    // The first unit of a team, counted within a span.
-    __device__ static int begin(int team) {
-        if (WHOLE) return team * kTiles / BLOCKS_ * kChunks;
-        return min(team, kBlocks) * kUnits / kBlocks;
+    // The first unit of a block, or of a team counted within a span.
+    __device__ static int begin(int block) {
+        if (FIRST) block = max(block - FIRST, 0);
+        if (WHOLE) return min(block, BLOCKS_) * kTiles / BLOCKS_ * kChunks;
+        return min(block, kBlocks) * kUnits / kBlocks;
     }
     __device__ static int owner(int unit) { return ((unit + 1) * kBlocks - 1) / kUnits; }
 
