@@ -58,9 +58,9 @@ class Entry(Frozen):
 
 
 class Table(Frozen):
-    """The dispatch table of one op."""
+    """The dispatch table of one op. Fused ops that nothing has chosen yet have `entry = []`; others cover the envelope."""
 
-    entry: tuple[Entry, ...] = Field(min_length=1)
+    entry: tuple[Entry, ...]
 
     def at(self, hardware: str, tp: int, rows: int) -> Entry | None:
         """The entry for one point, or None outside the table."""
@@ -122,7 +122,7 @@ def render(table: Table) -> str:
         if entry.evidence is not None:
             lines.append(f"evidence = {_value(entry.evidence)}")
         blocks.append("\n".join(lines) + "\n")
-    return "\n".join(blocks)
+    return "\n".join(blocks) if blocks else "entry = []\n"
 
 
 def buckets(rows: Sequence[int], span: Rows) -> tuple[Rows, ...]:

@@ -1,4 +1,4 @@
-"""The launches of a layer's first half under test: recorded, compiled, and run on a CPU or a GPU against their contract."""
+"""The launches of a layer's first half under test: recorded, compiled, run on a CPU or a GPU against their contract."""
 
 import importlib.util
 import multiprocessing
@@ -25,7 +25,7 @@ needs_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="a CPU runs 
 
 
 class HalfLayer:
-    """One of them: `part` of the op graph, its kernel's module, sources, and configuration where it is not the default."""
+    """One of them: `part` of the op graph, its kernel's module and sources; `config` in place of its defaults."""
 
     def __init__(self, part: str, name: str, **config: int) -> None:
         self.part, self.entry = part, f"kernels/{name}.py"

@@ -51,8 +51,8 @@ def scratch(axes, config):
 
 
 def persistent(axes, config):
-    """Arrivals at the grid barrier, the health word, and what carries its launch's number: that of the outer stages, and of
-    the rows at once the projection, in two parts for each span of k."""
+    """Arrivals at the grid barrier, the health word, and what carries its launch's number: that of the outer stages, and
+    of the rows at once the projection, in two parts for each span of k."""
     rows = rows_at_once(axes["rows"])
     width = _rounded_up(4 * axes["heads"] * HEAD_DIM + GATE_RANK + axes["heads"])
     front = _rounded_up(EXPERTS // axes["shards"] + LATENT // axes["shards"]) + 2 * axes["shared"]

@@ -10,15 +10,15 @@ Read     attn_res_norm_1_stream, blocks, peers, page_table, lengths; the weights
 Written  partial, o_proj_residual_stream, logits, latent, shared; the newest cached row of each live row. Nothing else.
 Rounded  to bfloat16: the normed mixes, the normed query latent, q before its absorption, the absorbed query, softmax
          weights as they meet the values, the attended latent and the attention output, as operands of the products;
-         the newest cached row; the outputs but `logits`. The projection, scores, sums of slices, values before the gate,
-         the stream between the mixes, gate and up stay float32, where the published modules leave bfloat16.
+         the newest cached row; the outputs but `logits`. The projection, scores, sums of slices, values before the
+         gate, the stream between the mixes, gate and up stay float32, where the published modules leave bfloat16.
 
 Rows of length 0 or less are padding: their attention is zero, and none of their pages is read or written.
 
-Serves any length whose pages the table has, pages of a multiple of 16 tokens, a bfloat16 cache (the contract has no other),
-up to 16 heads a rank (TP 8 and 16 have 12 and 6). Slices of a row's tokens follow from its length and the launch's number of
-rows alone. Eight rows at once: more are served eight by eight, each launch reading the weights again. The kernel and what
-it waits for: cuda/mla_front.cu.
+Serves any length whose pages the table has, pages of a multiple of 16 tokens, a bfloat16 cache (the contract has no
+other), up to 16 heads a rank (TP 8 and 16 have 12 and 6). Slices of a row's tokens follow from its length and the
+launch's number of rows alone. Eight rows at once: more are served eight by eight, each launch reading the weights
+again. The kernel and what it waits for: cuda/mla_front.cu.
 """
 
 import torch
@@ -37,17 +37,17 @@ KV_EPS = 1e-6
 SCALE_LOG2 = 192**-0.5 * 1.4426950408889634
 
 DEFAULT = {"slots": 11, "window": 2, "wide": 3, "query_blocks": 36, "least_units": 4, "pdl": False}
-"""A config: slots of the ring, how many of them may be on their way at a time, and how many while blocks wait for nothing
-but these, in in-projection and attention; blocks that multiply by q_b while the others have the output gate (of 132, 36 make
-shares equal, of whole tiles, at TP 8 and 16); the least of a slice, in units of 16 tokens; whether the launch is
-programmatic, and streams weights before the kernel in front has ended. Not measured."""
+"""A config: slots of the ring, how many of them may be on their way at a time, and how many while blocks wait for
+nothing but these, in in-projection and attention; blocks that multiply by q_b while the others have the output gate (of
+132, 36 make shares about equal, of whole tiles or halves, at TP 8 and 16); the least of a slice, in units of 16 tokens;
+whether the launch is programmatic, and streams weights before the kernel in front has ended. Not measured."""
 
 SOURCE = "kernels/cuda/mla_front.cu"
 TOKENS = 16
 # Cached rows of a unit, 16 bytes apart from each other; a unit of weights is smaller.
 SLOT_BYTES = TOKENS * (2 * (LATENT + SHARED_KEY) + 16)
 SCRATCH_BYTES = 2 * ROWS_AT_ONCE * Q_RANK
-# Beside the scratch: the newest cached row; of each row two scales, its length, the count of its slices, a sum of each warp.
+# Beside the scratch: the newest cached row; of each row two scales, its length, its slices, a sum of each warp.
 KEPT_BYTES = 2 * (LATENT + SHARED_KEY) + 4 * ROWS_AT_ONCE * (4 + half_layer.WARPS)
 
 

@@ -6,8 +6,8 @@
 // the last barrier. Three warps add up, beside all this, what the output projection's result will be added to.
 //
 // ROWS_AT_ONCE is 8 or 16. Consumers hold eight rows' activations of all k (114 KB a block), or sixteen rows' of half of
-// it: then two blocks are a team, which has tiles of the in-projection and the front together. Each takes one half of k, and
-// multiplies both groups of eight rows by every fragment that it reads. Weights are packed the same for both.
+// it: then two blocks are a team, which has tiles of the in-projection and the front together. Each takes one half of k,
+// and multiplies both groups of eight rows by every fragment that it reads. Weights are packed the same for both.
 #pragma once
 #include "block.cuh"
 #include "grid_barrier.cuh"
@@ -84,7 +84,8 @@ __device__ __forceinline__ void wait_together(GridBarrier& barrier) {
     sync_consumers();
 }
 
-// The eight k of each chunk that this lane multiplies, of the batch rows whose columns of B it holds; zeros behind the rows.
+// The eight k of each chunk that this lane multiplies, of the batch rows whose columns of B it holds; zeros behind the
+// rows.
 template <class Product>
 __device__ __forceinline__ void read_normed(uint4 (&x)[Product::kHeld], const __nv_bfloat16* from, int rows) {
     const int row = Product::row_of_lane();
@@ -173,8 +174,8 @@ struct HalfLayer {
         read_normed<Front>(x, alone ? near : normed, rows);
         sync_consumers();  // `near` lies in the scratch of the product
         if constexpr (kSpans == 1) {
-            // A tile that two blocks share is finished by the one that has its beginning, the last thing it does; the other
-            // one met it first.
+            // A tile that two blocks share is finished by the one that has its beginning, the last thing it does; the
+            // other one met it first.
             Front::consume(ring, x, scratch, [&](int line, int at, Front::Column parts, bool starts, bool ends) {
                 if (!starts) {
                     send(tails + block * kTailCells + thread, parts.sum(), epoch);

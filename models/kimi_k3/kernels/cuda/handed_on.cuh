@@ -1,6 +1,6 @@
-// What one product leaves for the next stage, for the rows of a launch: tagged floats, in two parts where two blocks share a
-// tile of it, for each span of k that a team divides among its blocks; added by whoever reads them. Nobody waits for more than
-// the values that it needs.
+// What one product leaves for the next stage, for the rows of a launch: tagged floats, in two parts where two blocks
+// share a tile of it, for each span of k that a team divides among its blocks; added by whoever reads them. Nobody waits
+// for more than the values that it needs.
 #pragma once
 #include "tagged_floats.cuh"
 

@@ -1,13 +1,17 @@
 // Attention of all heads over one slice of a row's cached latent rows, each of which is key and value of every head.
 //
-// Cached rows depend on nothing that is computed but for the newest one, so they come through the ring of the weights, a
-// unit of 16 rows a slot, in front of the stage that needs them. The tensor cores take the cached rows as first operand
-// and the heads, in groups of eight, as second: scores S^T[16 rows, 8 heads] = C[16, 576] Q^T, values
-// O^T[16 latents, 8 heads] = C^T[16, 16 rows] P^T. A slot is read twice from shared memory, once from global memory.
+// Cached rows depend on nothing that is computed but for the newest one, so they come through the ring of the weights,
+// a unit of 16 rows a slot, in front of the stage that needs them. The tensor cores take the cached rows as first
+// operand and the heads, in groups of eight, as second:
 //
-// Up to four units at a time. Scores: a warp takes a quarter of k and one unit, or two units and one of two groups of heads.
-// Softmax: a warp takes one head, its running maximum and its total. Values: a warp takes 32 latents of all heads. Scores, maximum and sums are float32, in powers of
-// two; probabilities are rounded to bfloat16 as an operand.
+//     scores  S^T [16 rows, 8 heads] = C [16 rows, 576] Q^T
+//     values  O^T [16 latents, 8 heads] = C^T [16 latents, 16 rows] P^T
+//
+// A slot is read twice from shared memory, once from global memory.
+//
+// Up to four units at a time. Scores: a warp takes a quarter of k and one unit, or two units and one of two groups of
+// heads. Softmax: a warp takes one head, its running maximum and its total. Values: a warp takes 32 latents of all
+// heads. Scores, maximum and sums are float32, in powers of two; probabilities are rounded to bfloat16 as an operand.
 #pragma once
 #include "block.cuh"
 #include "mma.cuh"
@@ -45,7 +49,8 @@ struct Slice {
     int length, first = 0, last = 0;
     __device__ Slice(int row_length, const SlicePlace& place) : length(row_length) {
         const Slices slices(row_length, place.blocks);
-        if (place.index < slices.count) first = place.index * slices.each, last = min(first + slices.each, slices.units);
+        if (place.index >= slices.count) return;
+        first = place.index * slices.each, last = min(first + slices.each, slices.units);
     }
     __device__ bool any() const { return first < last; }
     // Whether it has the newest row, which its block computes.
@@ -59,7 +64,8 @@ __device__ void produce_slice(Ring& ring, const Slice& slice, const int* pages, 
     for (int unit = slice.first; unit < slice.last; ++unit) {
         const int token = unit * kTokens;
         const __nv_bfloat16* page = cache + static_cast<int64_t>(__ldg(pages + token / PAGE)) * page_stride;
-        ring.push_rows(page + token % PAGE * kCached, min(kTokens, slice.length - 1 - token), kRowBytes, kRowPitch, *ahead);
+        const int rows = min(kTokens, slice.length - 1 - token);
+        ring.push_rows(page + token % PAGE * kCached, rows, kRowBytes, kRowPitch, *ahead);
     }
 }
 
@@ -96,7 +102,8 @@ public:
         for (int unit = slice.first; unit < slice.last; unit += kTogether) {
             const int units = min(kTogether, slice.last - unit), seen = slice.length - unit * kTokens;
             if (seen <= units * kTokens) {
-                complete(memory + (ring.behind(units - 1) - shared_address(memory)), seen - (units - 1) * kTokens, newest);
+                unsigned char* slot = memory + (ring.behind(units - 1) - shared_address(memory));
+                complete(slot, seen - (units - 1) * kTokens, newest);
                 sync_consumers();
             }
 #pragma unroll 1
@@ -121,7 +128,8 @@ public:
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
                     const int head = group * 8 + lane() % 4 * 2 + i % 2;
-                    if (head < HEADS) keep(head, warp() * 32 + half * 16 + i / 2 * 8 + lane() / 4, sums_[half][group][i]);
+                    const int latent = warp() * 32 + half * 16 + i / 2 * 8 + lane() / 4;
+                    if (head < HEADS) keep(head, latent, sums_[half][group][i]);
                 }
         const float total = warp_sum(total_);
         if (warp() < HEADS && lane() == 0) head_done(warp(), largest_, total);

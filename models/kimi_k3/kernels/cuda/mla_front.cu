@@ -1,18 +1,19 @@
 // An MLA layer from its first mix to what enters the mixture of experts, in one launch: mla_front.py says what that is.
 //
-// One block a multiprocessor stays for the whole launch. One thread of each streams the block's weights, six matrices, and
-// its share of the cached rows, in the order of use, through a ring of SLOTS slots; 16 warps compute:
+// One block a multiprocessor stays for the whole launch. One thread of each streams the block's weights, six matrices,
+// and its share of the cached rows, in the order of use, through a ring of SLOTS slots; 16 warps compute:
 //
 //     first mix | latents : gate, queries : absorption : attention : values : output projection : second mix | front
 //
 // with a grid barrier at each bar, behind which other blocks' results are read. At a colon there is none: values carry
-// their launch's number (tagged_floats.cuh), and whoever needs some waits for these alone. The mixes, the front and what
-// runs beside them: half_layer.cuh. Attention over a slice: latent_attention.cuh.
+// their launch's number (tagged_floats.cuh), and whoever needs some waits for these alone. The mixes, the front and
+// what runs beside them: half_layer.cuh. Attention over a slice: latent_attention.cuh.
 //
-// The in-projection is two products: the latents of queries, keys and values first; then some blocks have the output gate,
-// which nobody needs soon, while the last QUERY_BLOCKS of them make queries of the latents. Divisions of norms are left to whoever reads a product. The block that attends to a row's newest token makes its cached
-// row. Slices are put together, 256 latents of a head at a time, by the blocks that multiply these by the value matrix; a
-// tile of that product is cut in two, so that each reads half of them.
+// The in-projection is two products: the latents of queries, keys and values first; then some blocks have the output
+// gate, which nobody needs soon, while the last QUERY_BLOCKS of them make queries of the latents. Divisions of norms
+// are left to whoever reads a product. The block that attends to a row's newest token makes its cached row. Slices are
+// put together, 256 latents of a head at a time, by the blocks that multiply these by the value matrix; a tile of that
+// product is cut in two, so that each reads half of them.
 #include "half_layer.cuh"
 #include "handed_on.cuh"
 #include "latent_attention.cuh"
@@ -53,7 +54,8 @@ constexpr int kNewestFloats = kCached / 2;
 constexpr int kKeptFloats = kNewestFloats + 4 * kRowsAtOnce + kRowsAtOnce * kWarps;
 constexpr int kShared = SLOTS * kSlotBytes + 4 * (kScratchFloats + kKeptFloats) + Ring::kBarrierBytes + 16;
 static_assert(kShared == SHARED_BYTES, "the launch asks for what the kernel uses");
-static_assert(LatentAttention::kScratchBytes <= 4 * kScratchFloats && Contexts::kScratchFloats <= kScratchFloats, "room");
+static_assert(LatentAttention::kScratchBytes <= 4 * kScratchFloats, "attention fits the scratch");
+static_assert(Contexts::kScratchFloats <= kScratchFloats, "and so do slices that are put together");
 static_assert(Contexts::kWidth == Values::kChunk, "a unit of values multiplies what is put together at a time");
 
 // Values of `places` places that place(index, row, column) names, BATCH a thread at a time, for use(index, value).
@@ -267,7 +269,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) mla_front(
         });
     STAMP(7);
 
-    // Attention over this block's slice of one row. First what is there before the absorbed queries: the newest cached row.
+    // Attention over this block's slice of one row. First the newest cached row, which needs no query.
     STAMP(8);
     const SlicePlace place(rows);
     const int attended_row = place.row;

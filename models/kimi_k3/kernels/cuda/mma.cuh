@@ -11,8 +11,8 @@ __device__ __forceinline__ void mma_bf16(float (&sum)[4], const uint4& weight, u
         : "r"(weight.x), "r"(weight.y), "r"(weight.z), "r"(weight.w), "r"(low), "r"(high));
 }
 
-// Four 8 x 8 matrices of bf16 from shared memory, whose rows of 16 bytes the lanes address eight by eight: as they lie, lane
-// (g, q) gets elements 2 q and 2 q + 1 of row g of each.
+// Four 8 x 8 matrices of bf16 from shared memory, whose rows of 16 bytes the lanes address eight by eight: as they
+// lie, lane (g, q) gets elements 2 q and 2 q + 1 of row g of each.
 __device__ __forceinline__ uint4 load_matrices(uint32_t row) {
     uint4 found;
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"

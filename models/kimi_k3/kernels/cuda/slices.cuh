@@ -1,6 +1,8 @@
-// The slices of rows' attention, put together: 256 latents of one head for each row of the batch, as the operand of a product.
+// The slices of rows' attention, put together: 256 latents of one head for each row of the batch, as the operand of a
+// product.
 //
-// Every slice leaves, for each head, sums under a maximum of its own, that maximum and its total. Under the common maximum m:
+// Every slice leaves, for each head, sums under a maximum of its own, that maximum and its total. Under the common
+// maximum m:
 //
 //     context = sum_s 2^(m_s - m) sums_s / sum_s 2^(m_s - m) total_s
 #pragma once
@@ -34,8 +36,9 @@ public:
         : cells_(cells), counts_(counts), rows_(rows), blocks_(blocks_of_row), shares_(scratch),
           sums_(scratch + 512), contexts_(reinterpret_cast<__nv_bfloat16*>(scratch + 512 + 8 * kWidth)) {}
 
-    // 256 latents of a head from `first` on. By all consumers, between barriers; another one must pass before contexts() is
-    // read. What slices count for is asked for together with the first sums, and follows while these wait in registers.
+    // 256 latents of a head from `first` on. By all consumers, between barriers; another one must pass before
+    // contexts() is read. What slices count for is asked for together with the first sums, and follows while these
+    // wait in registers.
     __device__ void load(int head, int first, uint32_t epoch, unsigned long long* health) const {
         // 64 threads take four latents each of some of a row's slices: the fewer rows, the more share one.
         constexpr int kEach = kWidth / 64, kAtOnce = 2, kSums = kAtOnce * kEach;

@@ -15,9 +15,9 @@
 
 constexpr int kUnitBytes = 16384;
 
-// WHOLE: tiles stay whole, so that blocks own more or less by one tile. That is for weights which are there before anybody
-// can use them. The blocks are BLOCKS_ from the one of number FIRST on. EIGHTS: groups of eight batch rows. SPANS: blocks of
-// a team, consecutive ones; a block that is left over does nothing.
+// WHOLE: tiles stay whole, so that blocks own more or less by one tile. That is for weights which are there before
+// anybody can use them. The blocks are BLOCKS_ from the one of number FIRST on. EIGHTS: groups of eight batch rows. SPANS:
+// blocks of a team, consecutive ones; a block that is left over does nothing.
 template <int ROWS_OF_W, int K, int TM, int BLOCKS_, bool WHOLE = false, int FIRST = 0, int EIGHTS = 1, int SPANS = 1>
 struct SplitProduct {
     static constexpr int kGroups = TM;
@@ -33,8 +33,8 @@ struct SplitProduct {
     static_assert(K % (kChunk * SPANS) == 0 && ROWS_OF_W % (16 * TM) == 0, "units tile the weight");
     static_assert(SPANS == 1 || !WHOLE && FIRST == 0, "teams are of all blocks, and have parts of tiles");
     static_assert(EIGHTS == 1 || EIGHTS == 2, "one lot of partial sums of that many fits in the scratch");
-    // A tile has at most two parts in each span. Where there are too few units for that, fewer blocks work: halves of a tile
-    // each, or nearly a whole one.
+    // A tile has at most two parts in each span. Where there are too few units for that, fewer blocks work: halves of a
+    // tile each, or nearly a whole one.
     static constexpr int kBlocks = kUnits / kTeams >= kChunks - 1          ? kTeams
                                    : kChunks % 2 == 0 && 2 * kTiles <= kTeams ? 2 * kTiles
                                                                            : kUnits / (kChunks - 1);

@@ -4,8 +4,9 @@
 // order through all stages of the block, also while the block waits at a grid barrier. Every consumer warp reads its
 // part of each slot and releases it.
 //
-// So many copies are on their way at a time as the producer is told. A few keep the memory busy; with all slots on their way, whatever
-// else the block asks memory for (a barrier's counter, activations) queues behind them for microseconds.
+// So many copies are on their way at a time as the producer is told. A few keep the memory busy; with all slots on
+// their way, whatever else the block asks memory for (a barrier's counter, activations) queues behind them for
+// microseconds.
 #pragma once
 #include <stdint.h>
 
@@ -81,9 +82,10 @@ public:
         return slots_ + slot * PITCH;
     }
 
-    // Consumer warp: this warp has read its part of the slot. The fence orders each lane's reads before the copy that fills
-    // the slot again: that writes through another proxy, which the barrier alone does not hold back. Without it, of some
-    // ten thousand launches on a GPU that switches between processes one multiplied with weights 13 units further on.
+    // Consumer warp: this warp has read its part of the slot. The fence orders each lane's reads before the copy that
+    // fills the slot again: that writes through another proxy, which the barrier alone does not hold back. Without it,
+    // of some ten thousand launches on a GPU that switches between processes one multiplied with weights 13 units
+    // further on.
     __device__ void pop() {
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
         __syncwarp();
