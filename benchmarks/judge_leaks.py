@@ -15,11 +15,12 @@ open files and threads, and of the latter three of its sandboxes' processes: The
 all pairs), with a 95 % interval from the ranks of Kendall's S. A judge without a leak has zero inside of each interval. A
 verdict takes one to two seconds, on the fake device about an eighth of one.
 
-Resident memory is a high-water mark: malloc seldom gives back a page that was touched once. So this process's free pages
-are given back before each look; of its children's that cannot be done, theirs only ever rises, and what matters is that it
-levels off. Three things that raise it are no leak. Python collects cycles of its oldest generation only
-when a quarter as many objects are new, here every few hundred verdicts: so each look collects first. It keeps looked-up
-names. And a list of samples grows with every verdict: so they go into memory that was touched before the first. Tables of
+Resident memory is a high-water mark: malloc seldom gives back a page that was touched once, and Python's own allocator keeps
+an arena of which one block is used. So this process starts itself again with PYTHONMALLOC=malloc, which puts everything with
+malloc, and its free pages are given back before each look: what is resident then is in use. Of its children's that cannot be
+done, theirs only ever rises, and what matters is that it levels off. Three things that raise it are no leak. Python collects
+cycles of its oldest generation only when a quarter as many objects are new, here every few hundred verdicts: so each look
+collects first. It keeps looked-up names. And a list of samples grows with every verdict: so they go into memory that was touched before the first. Tables of
 the process that double, such as the one of interned strings, do so ever more rarely: a long run needs a long warm-up.
 """
 
@@ -65,11 +66,11 @@ class _MallocInfo(ctypes.Structure):
 
 
 def held() -> dict[str, int]:
-    """Objects that Python's allocator has given out and not got back, and bytes that malloc has."""
+    """Objects that the collector sees, and bytes that malloc has given out and not got back: all of Python's among them."""
     mallinfo = ctypes.CDLL(None).mallinfo2
     mallinfo.restype = _MallocInfo
     info = mallinfo()
-    return {"objects": sys.getallocatedblocks(), "malloc_bytes": info.uordblks + info.hblkhd}
+    return {"objects": len(gc.get_objects()), "malloc_bytes": info.uordblks + info.hblkhd}
 
 
 def usage(pid: int) -> dict[str, int]:
@@ -238,6 +239,8 @@ def measure_device(
 
 
 def main() -> None:
+    if os.environ.get("PYTHONMALLOC") != "malloc":
+        os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | {"PYTHONMALLOC": "malloc"})
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--verdicts", type=int, default=200)
     parser.add_argument("--device", choices=("interpreter", "fake", "gpu"), default="interpreter")

@@ -24,6 +24,8 @@ GUARDED = (
     Guarded("record", "what is refused here leaves no plan: nothing could be accepted in its place"),
     Guarded("plan", "carries a kernel that is never launched", _SWITCHED, "plan rules"),
     Guarded("compile", "code that is refused here can only be run by a GPU; `test_cuda_samples.py` holds it there"),
+    Guarded("compile", "fills a stage again that may still be read",
+            "test_guards_on_a_device.py::test_without_the_rule_on_fences_a_refill_is_accepted"),
     Guarded("execution", "a launch that did not end left no result that could be accepted"),
     Guarded("C1", "replaces the ruling of its own process",
             "test_guards.py::test_in_one_process_with_the_judge_the_exploit_is_accepted", "together"),

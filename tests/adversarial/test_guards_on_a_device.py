@@ -10,9 +10,10 @@ import pytest
 import torch
 from fake_kernels import TOY
 from judging import candidate, model_of, replaced
+from samples import SAMPLES
 from toy_contract import KERNEL, Toy
 
-from fasttrack_validation.judge import inspect_trial, trial_plan
+from fasttrack_validation.judge import code_rules, inspect_trial, trial_plan
 from fasttrack_validation.judge import judge as judging_module
 from fasttrack_validation.judge.judge import Judge
 from fasttrack_validation.judge.replay import executor
@@ -97,6 +98,31 @@ def test_without_its_guard_the_exploit_is_accepted(rule, guard, monkeypatch):
     assert (held.status, held.reason) == (Status.REJECTED, reason), held.message
     switch_off(monkeypatch)
     found = rule(text)
+    assert found.status is Status.ACCEPTED, (found.reason, found.message)
+
+
+# The ring kernel as it comes out on a GPU, but for one launch in some ten thousand.
+RING = replaced(
+    replaced(TOY, "def accumulate(call,", "def ring(call,"), 'page_stride: "i", g: "Q", p: "Q"', 'page_stride: "i", rows: "i"'
+).replace("range(call.grid[0])", "range(rows)")
+
+
+@pytest.mark.slow
+def test_without_the_rule_on_fences_a_refill_is_accepted(judge, tmp_path, kept_sandboxes, monkeypatch):
+    pytest.importorskip("cuda.bindings.nvrtc", reason="CUDA C++ needs the extra fasttrack[cuda]")
+    sample = SAMPLES["refill without a fence"]
+    with Judge(model_of(Toy()), cache=tmp_path, device="cpu") as recorder:
+        record = recorder.record(sample.candidate)
+    cubin = CODE_MARK + RING.encode()
+
+    def fake_codes(codes, capability):
+        return {k: code.model_copy(update={"cubin": cubin}) for k, code in codes_for(codes, capability).items()}
+
+    monkeypatch.setattr(judging_module, "codes_for", fake_codes)
+    held = judge.rule(record)
+    assert (held.status, held.reason) == (Status.REJECTED, sample.reason), held.message
+    monkeypatch.setattr(code_rules, "unfenced_refills", lambda ptx: ())
+    found = judge.rule(record)
     assert found.status is Status.ACCEPTED, (found.reason, found.message)
 
 

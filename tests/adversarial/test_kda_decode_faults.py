@@ -103,15 +103,20 @@ FAULTS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAULTS)
 def test_planted_fault_is_named(at_tp16, name, monkeypatch):
+    """Of one draw in fifty an error shows in its greatest value first: what errs has three draws to show as it should."""
     skip_compiling(monkeypatch)
     edits, reason, words = FAULTS[name]
-    verdict = at_tp16.screen(candidate(fault(*edits), "kda_decode", FUSED))
-    assert verdict.status is Status.REJECTED, verdict.checks
-    if reason:
-        assert verdict.reason == reason, verdict.message
-    for word in words:
-        assert word.lower() in verdict.message.lower(), verdict.message
-    assert any(character.isdigit() for character in verdict.message), "the message says by how much"
+    errs = reason is not None and reason.startswith("numerics.")
+    messages = []
+    for _ in range(3 if errs else 1):
+        verdict = at_tp16.screen(candidate(fault(*edits), "kda_decode", FUSED))
+        assert verdict.status is Status.REJECTED, verdict.checks
+        assert any(character.isdigit() for character in verdict.message), "the message says by how much"
+        assert not errs or verdict.reason.startswith("numerics."), (verdict.reason, verdict.message)
+        messages.append((verdict.reason, verdict.message))
+        if reason in (None, verdict.reason) and all(word.lower() in verdict.message.lower() for word in words):
+            return
+    raise AssertionError(messages)
 
 
 @pytest.mark.slow

@@ -1,10 +1,11 @@
 """What machine code may not be: the rules that an audit of every kernel is held against before anything is launched."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from .answers import text_of
 from .device_code import sass
 from .device_code.records import TARGETS, DeviceCode, target_name
+from .device_code.refills import unfenced_refills
 from .inspect_trial import Finding
 from .pack import KernelPack, Role, variant_key
 from .plan_terms import MAX_SHARED_BYTES
@@ -16,7 +17,7 @@ Audits = Mapping[tuple[str, str], KernelAudit]
 
 
 def settle_audits(
-    audits: tuple[KernelAudit, ...], codes: Iterable[DeviceCode], packs: Mapping[str, KernelPack], ruling: Ruling
+    audits: tuple[KernelAudit, ...], codes: Collection[DeviceCode], packs: Mapping[str, KernelPack], ruling: Ruling
 ) -> Audits | None:
     """Takes what the machine code says into the verdict; None with the finding recorded when it must not be launched."""
     ruling.audits = audits
@@ -29,6 +30,9 @@ def settle_audits(
         return None
     if problem := _never_waits(packs, codes):
         ruling.fail(Finding(check="compile", reason="compile.never_waits", message=text_of(problem)))
+        return None
+    if problem := _refills_too_early(codes):
+        ruling.fail(Finding(check="compile", reason="compile.unfenced_refill", message=text_of(problem)))
         return None
     kernels = {key for key, _ in found}
     ruling.pass_stage("compile", figures={"kernels": len(kernels), "targets": len(TARGETS)})
@@ -71,5 +75,22 @@ def _never_waits(packs: Mapping[str, KernelPack], codes: Iterable[DeviceCode]) -
             return (
                 f"{code.kernel} for {code.target} is launched with launch_pdl and never waits for the kernel before it: "
                 "call tl.extra.cuda.gdc_wait() before reading what that wrote, or launch it without"
+            )
+    return None
+
+
+def _refills_too_early(codes: Iterable[DeviceCode]) -> str | None:
+    """The first kernel in which a bulk copy may fill shared memory again that is still being read.
+
+    Once in some ten thousand launches, beside another process on the GPU, such a read brings what the copy wrote: no
+    number of trials shows that, so it is read from the code.
+    """
+    for code in codes:
+        if found := unfenced_refills(code.ptx):
+            more = f" (and {len(found) - 1} more reads)" if len(found) > 1 else ""
+            return (
+                f"{code.kernel} for {code.target}: {found[0]}{more}. Barriers do not order reads before a bulk copy's "
+                "writes: run fence.proxy.async.shared::cta behind the reads, before the arrival or the copy. A Triton loop "
+                "that reads such tiles other than by tl.dot must not be warp-specialised"
             )
     return None

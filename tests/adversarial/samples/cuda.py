@@ -41,7 +41,9 @@ TABLE = ("#include <cuda_bf16.h>\n", "#include <cuda_bf16.h>\n\n__constant__ flo
 USES_TABLE = ("* tile[column];", "* tile[column] * one[column & 1];")
 
 # The same op by specialised warps: one brings rows of x into a ring of two stages by bulk copies, two take them out. Full
-# and empty stages are told by barriers in shared memory, and the two that compute hand weights over behind a named barrier.
+# and empty stages are told by barriers in shared memory, and the two that compute hand weights over behind a named
+# barrier. A stage that is told to be empty has been read: the copy into it writes through another proxy, so a fence
+# stands between.
 RING_LAUNCH = """
 def launch(ctx, buffers, axes, config):
     ring = ctx.cuda("ring.cu", "ring", threads=96, constants={"WIDTH": 64})
@@ -50,6 +52,7 @@ def launch(ctx, buffers, axes, config):
         axes["rows"],
     )
 """
+FENCE = '        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");\n'
 NAMED_BARRIER = '    asm volatile("bar.sync 1, 64;" ::: "memory");\n'
 RING = """
 #include <cuda_bf16.h>
@@ -107,6 +110,7 @@ extern "C" __global__ void ring(
         int stage = row % STAGES, turn = row / STAGES & 1, slot = slots[row];
         wait(&full[stage], turn);
         float given = __bfloat162float(stages[stage][column]), value = 0;
+        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
         asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(address(&empty[stage])) : "memory");
         if (slot > 0) {
             float* cell = acc + (long long)slot * page + column;

@@ -2,6 +2,7 @@
 
 from judging import replaced
 
+from . import cuda
 from .honest import COUNT, DEPENDENT, HINTS, LAST_BLOCK, STREAMS, WAIT
 from .sample import GRID, NEW, OUT, PAGE, Sample, edit
 
@@ -67,6 +68,11 @@ SAMPLES = (
     Sample(
         "missing wait", ("D-race",), "reads on one stream what another still writes, in a launch of its own",
         replaced(STREAMS, '    ctx.wait("side")\n', ""), "C14", "race.between_streams", twin="several streams",
+    ),
+    Sample(
+        "refill without a fence", ("D-race",), "lets a bulk copy fill a stage again that only a barrier says has been read",
+        cuda.RING_LAUNCH, "compile", "compile.unfenced_refill", runs="compiler", words="fence.proxy.async",
+        files={"ring.cu": replaced(cuda.RING, cuda.FENCE, "")},
     ),
     Sample(
         "finishes early", ("D-dependent",), "reads its predecessor's results before gdc_wait",

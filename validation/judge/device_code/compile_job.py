@@ -26,9 +26,14 @@ from ..pack import DTypeConstant, KernelVariant, Language
 from ..plan_terms import MAX_SHARED_BYTES
 from ..recorder import package
 from . import cuda_compiler
-from .records import MAX_TENSOR_MEMORY_COLUMNS, NO_CUDA_COMPILER, target_name
+from .records import MAX_TENSOR_MEMORY_COLUMNS, NO_CUDA_COMPILER, TARGETS, target_name
 
 MAX_MESSAGE = 4000
+
+# Triton keeps what it has asked an assembler for in the process that asked: here, for every job that is forked from it.
+with contextlib.suppress(OSError, RuntimeError):
+    for _target in TARGETS:
+        get_ptxas_version(_target)
 
 
 def run(payload: Mapping[str, Any], memory: Sequence[Any], scratch: str | Path) -> tuple[dict, list[bytes]]:
@@ -111,6 +116,7 @@ def _compile(variant: KernelVariant, target: int, scratch: Path) -> tuple[dict[s
         if need > limit:
             raise _Problem("compile.out_of_resources", f"{variant.function} needs {need} {what}, a block has {limit}")
     cubin = compiled.asm["cubin"]
+    usage, listing = _disassembled(cubin, scratch)
     parameters = [part for name in names for part in _parts(variant.signature, name)]
     maps = [name for name in parameters if variant.signature[name].startswith("tensordesc")]
     layouts = zip(maps, getattr(facts, "tensordesc_meta", None) or (), strict=True)
@@ -130,8 +136,8 @@ def _compile(variant: KernelVariant, target: int, scratch: Path) -> tuple[dict[s
         "launch_cooperative_grid": facts.launch_cooperative_grid,
         "compiler": f"Triton {triton.__version__}, ptxas {_ptxas_release(target)}",
         "ptxas_log": log.getvalue(),
-        "resource_usage": _cuobjdump("-res-usage", cubin, scratch).decode(),
-    }, [compiled.asm["ptx"].encode(), cubin, _cuobjdump("-sass", cubin, scratch)]
+        "resource_usage": usage,
+    }, [compiled.asm["ptx"].encode(), cubin, listing]
 
 
 def _compile_cuda(
@@ -144,6 +150,7 @@ def _compile_cuda(
         raise _Problem(NO_CUDA_COMPILER, str(error)) from error
     except cuda_compiler.CudaError as error:
         raise _Problem(error.reason, str(error)) from error
+    usage, listing = _disassembled(made.cubin, scratch, "-fun", variant.function)
     return {
         "language": Language.CUDA,
         "target": target_name(target),
@@ -161,8 +168,8 @@ def _compile_cuda(
         "launch_cooperative_grid": variant.options["launch_cooperative_grid"],
         "compiler": name,
         "ptxas_log": made.log,
-        "resource_usage": _cuobjdump("-res-usage", made.cubin, scratch).decode(),
-    }, [made.ptx.encode(), made.cubin, _cuobjdump("-sass", made.cubin, scratch, "-fun", variant.function)]
+        "resource_usage": usage,
+    }, [made.ptx.encode(), made.cubin, listing]
 
 
 def _parts(signature: Mapping[str, str], name: str) -> list[str]:
@@ -214,9 +221,12 @@ def _ptxas_release(target: int) -> str:
     return found[1] if found else "of unknown version"
 
 
-def _cuobjdump(option: str, cubin: bytes, scratch: Path, *more: str) -> bytes:
-    """Output of the Triton wheel's cuobjdump for one cubin."""
+def _disassembled(cubin: bytes, scratch: Path, *only: str) -> tuple[str, bytes]:
+    """Resource usage and SASS as the Triton wheel's cuobjdump prints them, one behind the other in one run."""
     path = scratch / "kernel.cubin"
     path.write_bytes(cubin)
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-    return subprocess.run([tool, option, *more, path], check=True, capture_output=True).stdout
+    command = [tool, "-res-usage", "-sass", *only, path]
+    printed = subprocess.run(command, check=True, capture_output=True).stdout
+    usage, start, listing = printed.partition(b"\n\tcode for ")
+    return usage.decode(), start + listing

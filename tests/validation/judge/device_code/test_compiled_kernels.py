@@ -226,3 +226,13 @@ def test_a_table_of_addresses(lab):
 def test_an_address_is_no_number(lab, compiled):
     (problem,) = compiled(lab.variant("asks_where", {"x": "*fp32"})).problems
     assert problem.reason == "compile.address_as_number" and "asks_where" in problem.message
+
+
+def test_one_run_of_the_disassembler_prints_what_two_would(lab, compiled, tmp_path):
+    (code,) = compiled(lab.ADD, 90).codes
+    (tmp_path / "kernel.cubin").write_bytes(code.cubin)
+    apart = [
+        subprocess.run([tool("cuobjdump"), option, tmp_path / "kernel.cubin"], check=True, capture_output=True, text=True).stdout
+        for option in ("-res-usage", "-sass")
+    ]
+    assert [code.resource_usage, code.sass] == apart
