@@ -178,7 +178,6 @@ def test_it_compiles_without_spills(packs, name, target):
         assert report.spill_store_bytes == report.spill_load_bytes == report.stack_bytes == 0
         assert report.registers == 96, "what 640 threads have before they move between warps"
         assert "setmaxnreg.inc" in made.ptx and "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32" in made.ptx
-        assert unordered(made.ptx, freed_by_arrival=True) == []
 
 
 def test_without_its_fence_a_slot_is_filled_again_before_it_is_read(packs):
