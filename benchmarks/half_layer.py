@@ -38,6 +38,8 @@ class Subject:
     """What lies between two stamps of the kernel"""
     states: tuple[str, ...]
     """Tensors that a launch changes"""
+    most_rows: int
+    """Rows of one launch at most; of more, stages are not timed"""
     sized: Callable[[Mapping[str, int], int], dict[str, int]]
     """(axes, rows) -> the axes that follow from another number of rows"""
     drawn: Callable[[object, Mapping[str, int]], torch.Tensor | None]
@@ -272,7 +274,7 @@ def main(subject, description):
                 f"{median / floor:.2f} x, {rate:.2f} TB/s", flush=True
             )  # fmt: skip
             del calls
-        for config in options.configs[: options.staged] if rows <= 8 else ():
+        for config in options.configs[: options.staged] if rows <= subject.most_rows else ():
             figures["stages"][f"{name} {config}"] = found = stages(subject, op, workload, config, options)
             steps = zip(subject.stages, found["steps"], strict=True)
             print(f"{name}, {config}: " + ", ".join(f"{stage} {step}" for stage, step in steps))

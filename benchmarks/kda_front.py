@@ -2,7 +2,7 @@
 
 How: `half_layer.py`.
 
-    python benchmarks/kda_front.py --out figures.json [--rows 1 4 8] [--tp 8 16] [--check 8:1 16:8 ...]
+    python benchmarks/kda_front.py --out figures.json [--rows 1 4 8 16] [--tp 8 16] [--check 8:1 16:16 ...]
 """
 
 from importlib import import_module
@@ -24,6 +24,7 @@ SUBJECT = half_layer.Subject(
         "front",
     ),
     states=("conv_state", "recurrent_state"),
+    most_rows=16,
     sized=lambda axes, rows: {"slots": rows + 5},
     drawn=drawn,
     cases=lambda options: [("", {})],

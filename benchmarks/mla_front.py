@@ -42,6 +42,7 @@ SUBJECT = half_layer.Subject(
         "attention", "values", "attended", "o_proj", "banks", "second mix", "front",
     ),
     states=("cache",),
+    most_rows=8,
     sized=sized,
     drawn=drawn,
     cases=lambda options: [(f" {context} tokens", {"context": context}) for context in options.context],

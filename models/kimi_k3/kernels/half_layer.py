@@ -22,9 +22,13 @@ MIX_CELLS = ROWS_AT_ONCE * (7 * 32 + HIDDEN) + MAX_BLOCKS * 128
 """Tagged cells of the outer stages: mail among blocks of a row, the output projection, parts of the front's tiles."""
 
 
-def scratch():
-    """What the outer stages hand to each other behind barriers, for eight rows."""
-    rows = ROWS_AT_ONCE
+def mix_cells_of_sixteen(front):
+    """The same for sixteen rows: of all `front` rows of the front's weight four parts, two for each half of k."""
+    return 16 * (7 * 32 + HIDDEN + 4 * front)
+
+
+def scratch(rows=ROWS_AT_ONCE):
+    """What the outer stages hand to each other behind barriers, for `rows` rows at once."""
     return {
         "normed": ((2, rows, HIDDEN), torch.bfloat16),
         "others": ((rows, HIDDEN), torch.float32),
@@ -50,9 +54,10 @@ def prepare(static):
     }
 
 
-def constants(buffers):
-    """Macros of the outer stages."""
+def constants(buffers, rows=ROWS_AT_ONCE):
+    """Macros of the outer stages, for `rows` rows at once."""
     return {
+        "ROWS_AT_ONCE": rows,
         "ROUTER": buffers.logits.shape[1], "LATENT": buffers.latent.shape[1], "SHARED": buffers.shared.shape[1],
         "NORM_EPS": NORM_EPS, "SITU_BETA": SITU_BETA, "SITU_LINEAR_BETA": SITU_LINEAR_BETA,
     }  # fmt: skip

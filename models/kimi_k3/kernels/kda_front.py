@@ -12,15 +12,20 @@ Rounded  to bfloat16: the normed mixes and the attention output, as operands of 
          f_b f_a, because the published layer rounds it; what enters conv_state; the outputs but `logits`. The
          projection, the stream between the mixes, gate and up stay float32, where the published modules leave bfloat16.
 
-Eight rows at once: more are served eight by eight, each launch reading the weights again. The kernel and what it waits
-for: cuda/kda_front.cu.
+One launch for up to sixteen rows; more are served sixteen by sixteen, each launch reading the weights again. The kernel has two
+instances, for eight rows at once and for sixteen: they read the same packed weights and round at the same points, but add the
+float32 sums in another order, since two blocks of the second one share a tile by k. A batch is served by one of them throughout,
+so a row's bits depend on nothing but the row and on whether the batch has more than eight. The second one is compiled, and run on
+a CPU; it has not been measured. The kernel and what it waits for: cuda/kda_front.cu.
 """
 
 import torch
 
 from . import half_layer
-from .half_layer import ROWS_AT_ONCE, UNIT_BYTES
+from .half_layer import UNIT_BYTES
 
+EXPERTS = 896
+LATENT = 3584
 HEAD_DIM = 128
 GATE_RANK = 128
 GATE_LOWER_BOUND = -5.0
@@ -32,13 +37,14 @@ DEFAULT = {"slots": 13, "window": 2, "wide": 3, "pdl": False}
 in-projection; whether the launch is programmatic, and streams weights before the kernel in front has ended."""
 
 SOURCE = "kernels/cuda/kda_front.cu"
+ROWS_AT_ONCE = (8, 16)
 SCRATCH_BYTES = 16384
 
 
 def scratch(axes, config):
-    """What stages hand to each other behind barriers, for eight rows."""
-    heads, rows = axes["heads"], ROWS_AT_ONCE
-    return half_layer.scratch() | {
+    """What stages hand to each other behind barriers, for the rows of a launch."""
+    heads, rows = axes["heads"], rows_at_once(axes["rows"])
+    return half_layer.scratch(rows) | {
         "gated": ((rows, heads * HEAD_DIM), torch.float32),
         "squares": ((rows, heads, 8), torch.float32),
     }
@@ -46,9 +52,12 @@ def scratch(axes, config):
 
 def persistent(axes, config):
     """Arrivals at the grid barrier, the health word, and what carries its launch's number: that of the outer stages, and
-    of eight rows the projection in two parts."""
+    of the rows at once the projection, in two parts for each span of k."""
+    rows = rows_at_once(axes["rows"])
     width = _rounded_up(4 * axes["heads"] * HEAD_DIM + GATE_RANK + axes["heads"])
-    tagged = half_layer.MIX_CELLS + 2 * ROWS_AT_ONCE * width
+    front = _rounded_up(EXPERTS // axes["shards"] + LATENT // axes["shards"]) + 2 * axes["shared"]
+    mix = half_layer.MIX_CELLS if rows == half_layer.ROWS_AT_ONCE else half_layer.mix_cells_of_sixteen(front)
+    tagged = mix + rows // 4 * rows * width
     return {"cells": ((half_layer.FIRST_TAGGED + tagged,), torch.int64, 0, "epoch")}
 
 
@@ -61,19 +70,19 @@ def prepare(ctx, static, axes, config):
 
 
 def launch(ctx, buffers, axes, config):
-    """Enqueues one launch for every eight rows."""
+    """Enqueues one launch for up to eight rows, or one for every sixteen."""
     blocks, heads, rows = ctx.hardware.multiprocessors, axes["heads"], axes["rows"]
-    slots = config["slots"]
+    slots, at_once = config["slots"], rows_at_once(rows)
     shared_bytes = slots * (UNIT_BYTES + 16) + SCRATCH_BYTES + 16
-    constants = half_layer.constants(buffers) | {
+    constants = half_layer.constants(buffers, at_once) | {
         "BLOCKS": blocks, "SLOTS": slots, "WINDOW": config["window"], "WIDE": config["wide"],
         "SHARED_BYTES": shared_bytes, "HEADS": heads,
         "L2_EPS": L2_EPS, "OUTPUT_EPS": OUTPUT_EPS, "GATE_LOWER_BOUND": GATE_LOWER_BOUND,
     }  # fmt: skip
     stream, slots_of = buffers.attn_res_norm_1_stream, buffers.slots
     banks = half_layer.banks(buffers)
-    for first in range(0, rows, ROWS_AT_ONCE):
-        here = slice(first, min(first + ROWS_AT_ONCE, rows))
+    for first in range(0, rows, at_once):
+        here = slice(first, min(first + at_once, rows))
         count = here.stop - first
         kernel = ctx.cuda(
             SOURCE, "kda_front", threads=half_layer.THREADS, cooperative=True, pdl=config["pdl"],
@@ -97,8 +106,14 @@ def launch(ctx, buffers, axes, config):
         )  # fmt: skip
 
 
+def rows_at_once(rows):
+    """Rows of each launch of a batch: the kernel's instance. It is no choice of a config: weights are packed once a config."""
+    return next((most for most in ROWS_AT_ONCE if rows <= most), ROWS_AT_ONCE[-1])
+
+
 def split(heads_and_rows, blocks):
-    """Blocks that share the value rows of one head: as many as there are blocks for, eight at most."""
+    """Blocks that share the value rows of one head: as many as there are blocks for, eight at most. One takes several heads where
+    there are more of them than blocks."""
     return next(parts for parts in (8, 4, 2, 1) if parts * heads_and_rows <= blocks or parts == 1)
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from fasttrack_validation.contracts.kimi_k3.architecture import Architecture
 from fasttrack_validation.judge.plan import validate
-from half_layers import HARDWARE, HalfLayer, needs_compiler, nine_rows, workload, wrong
+from half_layers import HARDWARE, HalfLayer, equal_bits, needs_compiler, with_rows, workload, wrong
 from long_tests import long
 
 LAUNCH = HalfLayer("attn_res_norm+in_projection+kda_decode+o_proj_residual+attn_res_norm+front", "kda_front")
@@ -80,33 +80,42 @@ def test_constants_are_those_of_the_published_model():
 
 @pytest.fixture(scope="module")
 def packs(op, tmp_path_factory):
-    """A single row, and nine: two launches."""
+    """Rows of one launch, and nineteen."""
     pytest.importorskip("cuda.bindings.nvrtc", reason="CUDA C++ needs the extra fasttrack[cuda]")
-    return {
-        name: (at, LAUNCH.recorded(op, at, tmp_path_factory.mktemp("record")))
-        for name, at in (("one", workload(op, "tp8-b1")), ("nine", nine_rows(op, slots=14)))
+    places = {
+        "one": workload(op, "tp8-b1"),
+        "nine": with_rows(op, 9, slots=14),
+        "sixteen": workload(op, "tp8-b16"),
+        "nineteen": with_rows(op, 19, slots=24),
     }
+    return {name: (at, LAUNCH.recorded(op, at, tmp_path_factory.mktemp("record"))) for name, at in places.items()}
 
 
-@pytest.mark.parametrize(("name", "launches"), [("one", 1), ("nine", 2)])
-def test_a_plan_is_one_cooperative_launch_for_every_eight_rows(op, packs, name, launches):
+@pytest.mark.parametrize(
+    ("name", "rows", "splits"),  # splits: blocks that share the value rows of a head
+    [("one", [1], [8]), ("nine", [9], [2]), ("sixteen", [16], [1]), ("nineteen", [16, 3], [1, 4])],
+)
+def test_a_plan_is_one_cooperative_launch_for_every_sixteen_rows(op, packs, name, rows, splits):
     at, pack = packs[name]
     functions = {LAUNCH.entry: {}} | {file: {} for file in LAUNCH.sources if file.endswith(".cu")}
     assert validate(pack, op.tensors(at), functions) == ()
-    assert len(pack.launches) == launches
+    assert [launch.arguments["p4"].value for launch in pack.launches] == rows
     for launch in pack.launches:
         variant = pack.kernels[launch.kernel]
         assert launch.grid == (132, 1, 1) and variant.options["launch_cooperative_grid"]
         assert variant.options["threads"] == 640, "with any other number setmaxnreg would wait for ever"
         assert launch.shared_bytes <= HARDWARE["max_shared"]
-        assert launch.arguments["p4"].value == (1 if name == "one" or launch is pack.launches[1] else 8)
-    assert [pack.kernels[launch.kernel].constexprs["SPLIT"] for launch in pack.launches] == (
-        [8] if name == "one" else [2, 8]  # blocks that share the value rows of a head
-    )
+    constants = [pack.kernels[launch.kernel].constexprs for launch in pack.launches]
+    assert [of["SPLIT"] for of in constants] == splits
+    assert {of["ROWS_AT_ONCE"] for of in constants} == {8 if name == "one" else 16}, "one instance for all of a batch"
+
+
+def test_eight_rows_are_served_by_their_own_instance():
+    assert [kernel.rows_at_once(rows) for rows in (1, 8, 9, 16, 17, 64)] == [8, 8, 16, 16, 16, 16]
 
 
 @pytest.mark.parametrize("target", [90, 103])
-@pytest.mark.parametrize("name", ["one", "nine"])
+@pytest.mark.parametrize("name", ["one", "sixteen", pytest.param("nineteen", marks=long)])
 def test_it_compiles_without_spills(packs, name, target):
     from fasttrack_validation.judge.device_code import cuda_compiler, sass
     from fasttrack_validation.judge.device_code.refills import unfenced_refills
@@ -187,7 +196,142 @@ def test_a_planted_fault_is_seen_on_a_cpu(op, exam, tmp_path, edit, seen, unseen
     assert seen <= found and not unseen & found
 
 
+# More than eight rows: sixteen blocks or more, since each mixes one row.
+
+
+@pytest.fixture(scope="module")
+def rows16(op):
+    """Sixteen rows at TP 16, one of them padding."""
+    at = workload(op, "tp16-b16")
+    inputs = op.make_inputs(at, "typical", torch.seed() % 2**62)
+    inputs["slots"][10] = 0
+    return at, inputs
+
+
+PICKED = torch.arange(15, 6, -1)
+
+
+@pytest.fixture(scope="module")
+def exam9(op, rows16):
+    """The last nine of them, backwards: one group of eight and a row of the next. Place, inputs, oracle, plain path."""
+    at, inputs = with_rows(op, 9, slots=rows16[0].axes["slots"]), dict(rows16[1])
+    for tensor in ("attn_res_norm_1_stream", "slots"):
+        inputs[tensor] = inputs[tensor][PICKED]
+    for tensor in ("blocks", "peers"):
+        inputs[tensor] = inputs[tensor][:, PICKED]
+    return at, inputs, op.oracle(inputs, at), op.plain(inputs, at)
+
+
+@pytest.mark.slow
+@needs_compiler
+def test_nine_rows_agree_with_the_oracle_on_a_cpu(op, exam9, tmp_path):
+    at, inputs, *_ = exam9
+    made, buffers = LAUNCH.run(op, at, inputs, LAUNCH.on_cpu(tmp_path, 16), "cpu")
+    assert wrong(op, exam9, made) == set()
+    assert buffers.cells[:2].tolist() == [16 * 3, 0], "one launch"
+
+
+@long
+@needs_compiler
+@pytest.mark.parametrize(
+    ("name", "blocks", "backwards"),
+    [
+        ("tp8-b16", 132, False),  # all as on an H200
+        ("tp16-b16", 132, False),
+        ("tp16-b16", 17, True),  # the last block belongs to no team
+        ("tp16-b8", 9, False),  # eight rows: blocks mix several and take several heads
+    ],
+)
+def test_more_rows_agree_with_the_oracle_on_a_cpu(op, tmp_path, name, blocks, backwards):
+    at = workload(op, name)
+    inputs = op.make_inputs(at, "typical", torch.seed() % 2**62)
+    made, buffers = LAUNCH.run(op, at, inputs, LAUNCH.on_cpu(tmp_path, blocks, backwards=backwards), "cpu")
+    assert wrong(op, (at, inputs, op.oracle(inputs, at), op.plain(inputs, at)), made) == set()
+    assert buffers.cells[:2].tolist() == [blocks * 3, 0]
+
+
+@long
+@needs_compiler
+def test_the_last_rows_of_many_are_served_by_a_second_launch(op, tmp_path):
+    at = with_rows(op, 19, slots=24)
+    inputs = op.make_inputs(at, "typical", torch.seed() % 2**62)
+    made, buffers = LAUNCH.run(op, at, inputs, LAUNCH.on_cpu(tmp_path, 16), "cpu")
+    assert wrong(op, (at, inputs, op.oracle(inputs, at), op.plain(inputs, at)), made) == set()
+    assert buffers.cells[:2].tolist() == [2 * 16 * 3, 0]
+
+
+@long
+@needs_compiler
+def test_a_row_has_the_same_bits_whatever_is_beside_it(op, rows16, exam9, tmp_path):
+    """Nine rows alone and among sixteen, at other places and in whatever order threads run."""
+    (at, inputs), (at9, inputs9, *_) = rows16, exam9
+    many, _ = LAUNCH.run(op, at, inputs, LAUNCH.on_cpu(tmp_path, 16), "cpu")
+    (tmp_path / "nine").mkdir()
+    few, _ = LAUNCH.run(op, at9, inputs9, LAUNCH.on_cpu(tmp_path / "nine", 16, backwards=True), "cpu")
+    pages = inputs9["slots"][inputs9["slots"] > 0].long()
+    for tensor, got in few.items():
+        state = tensor in ("conv_state", "recurrent_state")
+        one, other = (got[pages], many[tensor][pages]) if state else (got, many[tensor][PICKED])
+        assert equal_bits(one, other), tensor
+
+
+@long
+@needs_compiler
+@pytest.mark.parametrize(
+    ("edit", "seen", "unseen"),
+    [
+        # Of a column the first half of k alone is read.
+        (
+            ("kernels/cuda/handed_on.cuh", "span ? values[i] + sum : sum;", "span ? values[i] : sum;"),
+            {"conv_state", "recurrent_state", "partial", "logits", "latent", "shared"},
+            set(),
+        ),
+        # Both blocks of a team are sent the weights of the first half.
+        (
+            ("kernels/cuda/split_product.cuh", "* (SPANS - 1) + span())", "* (SPANS - 1))"),
+            {"conv_state", "recurrent_state", "partial", "logits", "latent", "shared"},
+            set(),
+        ),
+        # The ninth row is multiplied with the activations of the first.
+        (
+            ("kernels/cuda/half_layer.cuh", "from + 8 * eight * kHidden + chunk", "from + chunk"),
+            {"conv_state", "recurrent_state", "partial", "logits", "latent", "shared"},
+            set(),
+        ),
+        (
+            ("kernels/cuda/kda_front.cu", "if (eight) load_gated(row);", "if (eight) load_gated(lane_row);"),
+            {"partial", "o_proj_residual_stream"},
+            {"conv_state", "recurrent_state"},
+        ),
+        # Sums of a tile are replaced by those of the next one before they are added.
+        (
+            ("kernels/cuda/split_product.cuh", "if (EIGHTS > 1) sync_consumers();", ""),
+            {"conv_state", "partial"},
+            set(),
+        ),
+        # A block's later heads leave the convolution's window as it was.
+        (
+            ("kernels/cuda/kda_front.cu", "if (round) kda.shift(), kda.turn_to", "if (round) kda.turn_to"),
+            {"conv_state"},
+            {"recurrent_state", "partial", "logits"},
+        ),
+        # Of the front, rows behind the eighth are left to the other block as well.
+        (
+            ("kernels/cuda/half_layer.cuh", "at = Front::span() * 8 + i / 16 % 8;", "at = i / 16 % 8;"),
+            {"logits", "latent", "shared"},
+            {"conv_state", "recurrent_state", "partial", "o_proj_residual_stream"},
+        ),
+    ],
+    ids=["half", "weights", "group", "attention", "sums", "window", "front"],
+)
+def test_a_planted_fault_of_nine_rows_is_seen_on_a_cpu(op, exam9, tmp_path, edit, seen, unseen):
+    at, inputs, *_ = exam9
+    made, _ = LAUNCH.run(op, at, inputs, LAUNCH.on_cpu(tmp_path, 16, edit), "cpu")
+    found = wrong(op, exam9, made)
+    assert seen <= found and not unseen & found
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["tp8-b1", "tp8-b4", "tp16-b8", "tp16-b16"])
+@pytest.mark.parametrize("name", ["tp8-b1", "tp8-b4", "tp8-b16", "tp16-b8", "tp16-b16"])
 def test_it_agrees_with_the_oracle_and_with_itself(op, name):
     LAUNCH.agrees_on_gpu(op, name, ("conv_state", "recurrent_state"))

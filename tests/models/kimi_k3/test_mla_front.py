@@ -7,7 +7,7 @@ import torch
 from fasttrack_validation.contracts.kimi_k3 import paged_maths
 from fasttrack_validation.contracts.kimi_k3.architecture import Architecture
 from fasttrack_validation.judge.plan import validate
-from half_layers import HARDWARE, HalfLayer, equal_bits, needs_compiler, nine_rows, workload, wrong
+from half_layers import HARDWARE, HalfLayer, equal_bits, needs_compiler, with_rows, workload, wrong
 from long_tests import long
 
 PART = "attn_res_norm+mla_projection+mla_query+mla_core+mla_value+o_proj_residual+attn_res_norm+front"
@@ -65,7 +65,7 @@ def packs(op, tmp_path_factory):
     pytest.importorskip("cuda.bindings.nvrtc", reason="CUDA C++ needs the extra fasttrack[cuda]")
     return {
         name: (at, LAUNCH.recorded(op, at, tmp_path_factory.mktemp("record")))
-        for name, at in (("one", workload(op, "tp8-b1")), ("nine", nine_rows(op)))
+        for name, at in (("one", workload(op, "tp8-b1")), ("nine", with_rows(op, 9)))
     }
 
 

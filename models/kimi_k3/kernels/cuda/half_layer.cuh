@@ -2,18 +2,24 @@
 //
 //     first mix | in-projection ... output projection : second mix | front
 //
-// A row is mixed by seven blocks first, by one the second time; a single row by every block for itself then, which
-// saves the last barrier. Three warps add up, beside all this, what the output projection's result will be added to.
+// A row is mixed by seven blocks first, by one the second time; a single row by every block for itself then, which saves
+// the last barrier. Three warps add up, beside all this, what the output projection's result will be added to.
+//
+// ROWS_AT_ONCE is 8 or 16. Consumers hold eight rows' activations of all k (114 KB a block), or sixteen rows' of half of
+// it: then two blocks are a team, which has tiles of the in-projection and the front together. Each takes one half of k,
+// and multiplies both groups of eight rows by every fragment that it reads. Weights are packed the same for both.
 #pragma once
 #include "block.cuh"
 #include "grid_barrier.cuh"
+#include "handed_on.cuh"
 #include "row_mix.cuh"
 #include "split_product.cuh"
 #include "weight_ring.cuh"
 
 constexpr int kPairs = (ROUTER + LATENT + 15) / 16 * 16;  // where gate and up begin among the front's rows
 constexpr int kFront = kPairs + 2 * SHARED;
-constexpr int kRowsAtOnce = 8;
+constexpr int kRowsAtOnce = ROWS_AT_ONCE, kEights = kRowsAtOnce / 8, kSpans = kEights;
+static_assert(kRowsAtOnce == 8 || kRowsAtOnce == 16, "what fits in the registers");
 // Registers move from the producer's group of warps to the consumers, who hold activations in them: of 96 for each of
 // 640 threads, 32 and 112. A launch with another number of threads would wait for registers for ever.
 constexpr int kThreads = kConsumers + 128;
@@ -21,8 +27,10 @@ constexpr int kHelpers = 96;
 constexpr int kFirstCell = 16;            // in front of it: the barrier's counter and the health word
 constexpr int kTailCells = 128;           // of a block: what it has of a tile of the front that another one finishes
 constexpr int kMailCells = kRowsAtOnce * FirstMix::kMail;
+static_assert(kRowsAtOnce <= BLOCKS, "a block mixes one row the second time");
+static_assert(FirstMix::kBlocks <= BLOCKS, "parts of a row's first mix wait for each other");
 
-using Front = SplitProduct<kFront, kHidden, 1, BLOCKS>;
+using Front = SplitProduct<kFront, kHidden, 1, BLOCKS, false, 0, kEights, kSpans>;
 
 #ifdef STAMPS
 #define STAMP(i) if (threadIdx.x == 0) stamps[blockIdx.x * 16 + (i)] = stamp()
@@ -76,18 +84,22 @@ __device__ __forceinline__ void wait_together(GridBarrier& barrier) {
     sync_consumers();
 }
 
-// The eight k of each chunk that this lane multiplies, of the batch row whose column of B it holds; zeros behind the
+// The eight k of each chunk that this lane multiplies, of the batch rows whose columns of B it holds; zeros behind the
 // rows.
 template <class Product>
-__device__ __forceinline__ void read_normed(uint4 (&x)[Product::kChunks], const __nv_bfloat16* from, int rows) {
+__device__ __forceinline__ void read_normed(uint4 (&x)[Product::kHeld], const __nv_bfloat16* from, int rows) {
     const int row = Product::row_of_lane();
     from += row * kHidden + Product::k_of(0);
 #pragma unroll
-    for (int chunk = 0; chunk < Product::kChunks; ++chunk) x[chunk] = make_uint4(0, 0, 0, 0);
-    if (row >= rows) return;
+    for (int i = 0; i < Product::kHeld; ++i) x[i] = make_uint4(0, 0, 0, 0);
 #pragma unroll
-    for (int chunk = 0; chunk < Product::kChunks; ++chunk)
-        x[chunk] = *reinterpret_cast<const uint4*>(from + chunk * Product::kChunk);
+    for (int eight = 0; eight < Product::kRows / 8; ++eight) {
+        if (row + 8 * eight >= rows) return;
+#pragma unroll
+        for (int chunk = 0; chunk < Product::kChunks; ++chunk)
+            x[eight * Product::kChunks + chunk] =
+                *reinterpret_cast<const uint4*>(from + 8 * eight * kHidden + chunk * Product::kChunk);
+    }
 }
 
 // From the output projection on, with all that these stages read and write.
@@ -105,7 +117,7 @@ struct HalfLayer {
     float* bank_sums;                   // [rows, 7168]
     float* bank_scalars;                // [rows, 2]
     unsigned long long* own;            // cells, [rows, 7168]: this rank's share
-    unsigned long long* tails;          // cells, [blocks, 128]
+    unsigned long long* tails;          // cells, [blocks, 128]; of sixteen rows those of the front, handed on
     unsigned long long* health;
 
     // What the second mix needs beside values, from wherever it is into the L2.
@@ -117,7 +129,7 @@ struct HalfLayer {
 
     template <class OutProjection, class Ring>
     __device__ __forceinline__ void project(
-        Ring& ring, const uint4 (&x)[OutProjection::kChunks], float* scratch, uint32_t epoch) const {
+        Ring& ring, const uint4 (&x)[OutProjection::kHeld], float* scratch, uint32_t epoch) const {
         const auto keep = [&](int column, int at, typename OutProjection::Column parts, bool, bool) {
             if (at < rows) send(own + at * kHidden + own_place(column), parts.sum(), epoch);
         };
@@ -129,7 +141,7 @@ struct HalfLayer {
     __device__ __forceinline__ void mix_and_front(
         Ring& ring, GridBarrier& barrier, float* scratch, uint32_t epoch, Stage stage) const {
         const int block = blockIdx.x, thread = threadIdx.x;
-        const bool alone = rows == 1;
+        const bool alone = kRowsAtOnce == 8 && rows == 1;
         __nv_bfloat16* near = reinterpret_cast<__nv_bfloat16*>(scratch + 512);  // one row of the batch
         // Second mix.
         const bool mixes = alone || block < rows;
@@ -157,33 +169,69 @@ struct HalfLayer {
         }
         stage(1);
 
-        // Front. A tile that two blocks share is finished by the one that has its beginning, the last thing it does;
-        // the other one met it first.
-        uint4 x[Front::kChunks];
+        // Front.
+        uint4 x[Front::kHeld];
         read_normed<Front>(x, alone ? near : normed, rows);
         sync_consumers();  // `near` lies in the scratch of the product
-        Front::consume(ring, x, scratch, [&](int line, int at, Front::Column parts, bool starts, bool ends) {
-            if (!starts) {
-                send(tails + block * kTailCells + thread, parts.sum(), epoch);
-                return;
-            }
-            const unsigned long long* tail = tails + (block + 1) * kTailCells + thread;
-            const bool pairs = line >= kPairs;
-            float rest[2] = {0, 0};
-            if (!ends && (thread < 64 || !pairs)) rest[0] = receive(tail, epoch, health);
-            if (!ends && pairs && thread < 64) rest[1] = receive(tail + 64, epoch, health);
-            if (at >= rows) return;
-            if (line < ROUTER) {
-                logits[at * ROUTER + line] = parts.sum() + rest[0];
-            } else if (line < kPairs) {
-                if (line < ROUTER + LATENT)
-                    latent[at * LATENT + line - ROUTER] = __float2bfloat16(parts.sum() + rest[0]);
-            } else if (thread < 64) {  // eight rows of the gate, then the same eight of the up-projection
-                const float gate = parts.sum() + rest[0], up = parts.sum(64) + rest[1];
-                const int channel = (line - kPairs) / 16 * 8 + (thread >> 3);
-                shared[at * SHARED + channel] = __float2bfloat16(situ(gate, up));
-            }
-        });
+        if constexpr (kSpans == 1) {
+            // A tile that two blocks share is finished by the one that has its beginning, the last thing it does; the
+            // other one met it first.
+            Front::consume(ring, x, scratch, [&](int line, int at, Front::Column parts, bool starts, bool ends) {
+                if (!starts) {
+                    send(tails + block * kTailCells + thread, parts.sum(), epoch);
+                    return;
+                }
+                const unsigned long long* tail = tails + (block + 1) * kTailCells + thread;
+                const bool pairs = line >= kPairs;
+                float rest[2] = {0, 0};
+                if (!ends && (thread < 64 || !pairs)) rest[0] = receive(tail, epoch, health);
+                if (!ends && pairs && thread < 64) rest[1] = receive(tail + 64, epoch, health);
+                if (at >= rows) return;
+                if (line < ROUTER) {
+                    logits[at * ROUTER + line] = parts.sum() + rest[0];
+                } else if (line < kPairs) {
+                    if (line < ROUTER + LATENT)
+                        latent[at * LATENT + line - ROUTER] = __float2bfloat16(parts.sum() + rest[0]);
+                } else if (thread < 64) {  // eight rows of the gate, then the same eight of the up-projection
+                    const float gate = parts.sum() + rest[0], up = parts.sum(64) + rest[1];
+                    const int channel = (line - kPairs) / 16 * 8 + (thread >> 3);
+                    shared[at * SHARED + channel] = __float2bfloat16(situ(gate, up));
+                }
+            });
+        } else {
+            front_in_teams(ring, x, scratch, epoch);
+        }
         stage(2);
+    }
+
+    // Everybody hands on what it has, then finishes eight rows of the tiles that begin in its team.
+    template <class Ring>
+    __device__ __forceinline__ void front_in_teams(
+        Ring& ring, const uint4 (&x)[Front::kHeld], float* scratch, uint32_t epoch) const {
+        const HandedOn<Front, kFront> handed{tails};
+        Front::consume(ring, x, scratch, [&](int line, int at, Front::Column parts, bool starts, bool) {
+            if (at < rows) handed.send(at, line, starts, parts.sum(), epoch);
+        });
+        const auto tiles_before = [](int team) { return (Front::begin(team) + Front::kChunks - 1) / Front::kChunks; };
+        const int tile = tiles_before(Front::team()), tiles = tiles_before(Front::team() + 1) - tile;
+        for (int i = threadIdx.x; i < tiles * 128; i += kConsumers) {
+            const int line = (tile + i / 128) * 16 + i % 16, at = Front::span() * 8 + i / 16 % 8;
+            if (at >= rows) continue;
+            if (line < kPairs) {
+                const int row[1] = {at}, lines[1] = {line};
+                float sum[1];
+                handed.receive(row, lines, sum, epoch, health);
+                if (line < ROUTER)
+                    logits[at * ROUTER + line] = sum[0];
+                else if (line < ROUTER + LATENT)
+                    latent[at * LATENT + line - ROUTER] = __float2bfloat16(sum[0]);
+            } else if (i % 16 < 8) {
+                const int row[2] = {at, at}, lines[2] = {line, line + 8};
+                float sums[2];
+                handed.receive(row, lines, sums, epoch, health);
+                const int channel = (line - kPairs) / 16 * 8 + i % 16;
+                shared[at * SHARED + channel] = __float2bfloat16(situ(sums[0], sums[1]));
+            }
+        }
     }
 };

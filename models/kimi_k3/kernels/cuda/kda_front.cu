@@ -9,21 +9,24 @@
 // their launch's number (tagged_floats.cuh), and whoever needs some waits for these alone. The mixes, the front and what
 // runs beside them: half_layer.cuh.
 #include "half_layer.cuh"
-#include "handed_on.cuh"
 #include "kda_step.cuh"
 
 constexpr int kProjected = (4 * kChannels + kGateRank + HEADS + 15) / 16 * 16;
 constexpr int kPhases = 3;
-using InProjection = SplitProduct<kProjected, kHidden, 1, BLOCKS>;
+using InProjection = SplitProduct<kProjected, kHidden, 1, BLOCKS, false, 0, kEights, kSpans>;
 using Projection = HandedOn<InProjection, kProjected>;
-// Places in `cells`, all tagged: mail of the rows' first mixes; of eight rows the projection and this rank's share of the
-// output projection; what blocks have of tiles that others finish.
+// Places in `cells`, all tagged: mail of the rows' first mixes; of the rows at once the projection and this rank's share of
+// the output projection; what blocks have of tiles that others finish.
 constexpr int kMail = kFirstCell, kProjection = kMail + kMailCells, kOwn = kProjection + Projection::kCells;
 constexpr int kTails = kOwn + kRowsAtOnce * kHidden;
 
-using OutProjection = SplitProduct<kHidden, kChannels, 2, BLOCKS, true>;
+using OutProjection = SplitProduct<kHidden, kChannels, 2, BLOCKS, true, 0, kEights>;
 using Ring = WeightRing<SLOTS, kUnitBytes>;
 static_assert(WINDOW < SLOTS && WIDE < SLOTS, "copies on their way are part of the ring");
+// Whether a block mixes several parts of rows, or takes several heads through the KDA step, which are whole ones then.
+constexpr bool kMixesMore = kRowsAtOnce * FirstMix::kBlocks > BLOCKS;
+constexpr bool kStepsMore = SPLIT == 1 && kRowsAtOnce * HEADS > BLOCKS;
+using Step = KdaStep<SPLIT, kStepsMore ? 4 : 0>;
 
 constexpr int kScratchFloats = 4096;
 constexpr int kShared = SLOTS * kUnitBytes + 4 * kScratchFloats + Ring::kBarrierBytes + 16;
@@ -76,16 +79,17 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kda_front(
     asm volatile("setmaxnreg.inc.sync.aligned.u32 112;");
     asm volatile("griddepcontrol.wait;" ::: "memory");
     STAMP(0);
+    const auto load_mix = [&](FirstMix& mix) {
+        mix.load(stream + static_cast<size_t>(mix.row) * stream_stride,
+                 banks + static_cast<size_t>(mix.row) * bank_row_stride, bank_count, bank_stride, queries, out_norm_1);
+    };
     FirstMix first(block);
     const bool mixes_first = first.row < rows;
-    if (mixes_first)
-        first.load(stream + static_cast<size_t>(first.row) * stream_stride,
-                   banks + static_cast<size_t>(first.row) * bank_row_stride, bank_count, bank_stride, queries,
-                   out_norm_1);
+    if (mixes_first) load_mix(first);
     const KdaTensors tensors{f_b, conv_weight, rate, dt_bias, o_norm, slots, slots_stride, conv_state, recurrent_state,
                              conv_page_stride, state_page_stride, gated, squares};
     const bool steps = block < rows * HEADS * SPLIT;
-    KdaStep<SPLIT> kda(tensors, steps ? block : 0);
+    Step kda(tensors, steps ? block : 0);
     if (steps) kda.bring_near();
     unsigned long long* words = reinterpret_cast<unsigned long long*>(cells);
     unsigned long long* health = words + 1;
@@ -107,6 +111,16 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kda_front(
                     normed + first.row * kHidden, mix_squares + first.row * FirstMix::kBlocks,
                     BankSum{bank_sums + first.row * kHidden, bank_scalars + first.row * 2}, scratch);
     }
+    // Nobody waits in vain: blocks come to rows in their order, and to each but once.
+    if constexpr (kMixesMore)
+        for (int part = block + BLOCKS; part < rows * FirstMix::kBlocks; part += BLOCKS) {
+            FirstMix next(part);
+            load_mix(next);
+            sync_consumers();
+            next.write(words + kMail + next.row * FirstMix::kMail, health, epoch,
+                       normed + next.row * kHidden, mix_squares + next.row * FirstMix::kBlocks,
+                       BankSum{bank_sums + next.row * kHidden, bank_scalars + next.row * 2}, scratch);
+        }
     STAMP(1);
     arrive_together(barrier), wait_together(barrier);
     STAMP(2);
@@ -114,7 +128,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kda_front(
     // In-projection: nobody waits for anything but weights.
     if (thread == 0) *ahead = WIDE;
     {
-        uint4 x[InProjection::kChunks];
+        uint4 x[InProjection::kHeld];
         read_normed<InProjection>(x, normed, rows);
         const auto keep = [&](int column, int at, InProjection::Column parts, bool starts, bool) {
             if (at < rows) projection.send(at, column, starts, parts.sum(), epoch);
@@ -125,11 +139,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kda_front(
 
     // KDA step.
     if (thread == 0) *ahead = WINDOW;
-    if (steps) kda.load();
-    sync_consumers();
-    STAMP(4);
-    if (steps) {
-        const int at = block / (HEADS * SPLIT);
+    const auto step = [&](int item) {
+        const int at = item / (HEADS * SPLIT);
         const float scale = FirstMix::scale(mix_squares + at * FirstMix::kBlocks);
         const int row[3] = {at, at, at};
         kda.step([&](const int(&columns)[3], float(&values)[3]) {
@@ -137,6 +148,23 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kda_front(
 #pragma unroll
             for (int i = 0; i < 3; ++i) values[i] *= scale;
         }, scratch);
+    };
+    if (steps) kda.load();
+    if constexpr (kStepsMore)
+        for (int item = block + BLOCKS; item < rows * HEADS; item += BLOCKS) Step(tensors, item).bring_near();
+    sync_consumers();
+    STAMP(4);
+    if constexpr (kStepsMore) {
+        constexpr int kRounds = (kRowsAtOnce * HEADS + BLOCKS - 1) / BLOCKS;
+#pragma unroll
+        for (int round = 0; round < kRounds; ++round) {
+            const int item = block + round * BLOCKS;
+            if (item >= rows * HEADS) break;
+            if (round) kda.shift(), kda.turn_to(item), kda.load();
+            step(item);
+        }
+    } else if (steps) {
+        step(block);
     }
     asm volatile("bar.sync 3, %0;" ::"n"(kConsumers + kHelpers) : "memory");
     STAMP(5);
@@ -146,13 +174,16 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kda_front(
 
     // Output projection.
     {
-        uint4 x[OutProjection::kChunks];
+        uint4 x[OutProjection::kHeld];
         float* scales = scratch;  // [rows][h]
         float values[OutProjection::kChunks][8];
         const int lane_row = OutProjection::row_of_lane();
+        const auto load_gated = [&](int row) {
 #pragma unroll
-        for (int chunk = 0; chunk < OutProjection::kChunks; ++chunk)
-            if (lane_row < rows) load_eight(gated + lane_row * kChannels + OutProjection::k_of(chunk), values[chunk]);
+            for (int chunk = 0; chunk < OutProjection::kChunks; ++chunk)
+                if (row < rows) load_eight(gated + row * kChannels + OutProjection::k_of(chunk), values[chunk]);
+        };
+        load_gated(lane_row);
         if (thread < rows * HEADS) {
             float eight[8], sum = 0;
             load_eight(squares + thread * kGroups, eight);
@@ -162,13 +193,19 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kda_front(
         }
         sync_consumers();
 #pragma unroll
-        for (int chunk = 0; chunk < OutProjection::kChunks; ++chunk) {
-            x[chunk] = make_uint4(0, 0, 0, 0);
-            if (lane_row < rows) {
-                const float scale = scales[lane_row * HEADS + OutProjection::k_of(chunk) / kHeadDim];
+        for (int eight = 0; eight < kEights; ++eight) {
+            const int row = lane_row + 8 * eight;
+            if (eight) load_gated(row);
 #pragma unroll
-                for (int i = 0; i < 8; ++i) values[chunk][i] *= scale;
-                x[chunk] = pack(values[chunk]);
+            for (int chunk = 0; chunk < OutProjection::kChunks; ++chunk) {
+                uint4& operand = x[eight * OutProjection::kChunks + chunk];
+                operand = make_uint4(0, 0, 0, 0);
+                if (row < rows) {
+                    const float scale = scales[row * HEADS + OutProjection::k_of(chunk) / kHeadDim];
+#pragma unroll
+                    for (int i = 0; i < 8; ++i) values[chunk][i] *= scale;
+                    operand = pack(values[chunk]);
+                }
             }
         }
         sync_consumers();

@@ -31,13 +31,19 @@ struct KdaTensors {
     float* squares;                    // [rows, h, 8]
 };
 
-template <int PARTS>
+// LATE: of a warp's value rows those whose state is loaded behind the projection, which needs registers as well.
+template <int PARTS, int LATE = 0>
 class KdaStep {
 public:
     static constexpr int kRows = kHeadDim / PARTS / kWarps;  // value rows of a warp
 
     __device__ KdaStep(const KdaTensors& tensors, int item)
         : t_(tensors), row_(item / (HEADS * PARTS)), head_(item / PARTS % HEADS), slice_(item % PARTS) {}
+
+    // Another item from here on, whose load() comes next.
+    __device__ void turn_to(int item) {
+        row_ = item / (HEADS * PARTS), head_ = item / PARTS % HEADS, slice_ = item % PARTS;
+    }
 
     // Brings what load() reads as far as the L2.
     __device__ void bring_near() const {
@@ -59,9 +65,7 @@ public:
 #pragma unroll
             for (int tap = 0; tap < 3; ++tap) window_[tap] = window[tap * 3 * kChannels];
         }
-        const float4* state = reinterpret_cast<const float4*>(head_state());
-#pragma unroll
-        for (int i = 0; i < kRows; ++i) state_[i] = __ldcs(state + value_row(i) * 32 + (threadIdx.x & 31));
+        load_state<0, kRows - LATE>();
         const uint4* f_b = reinterpret_cast<const uint4*>(t_.f_b + (head_ * kHeadDim + (threadIdx.x >> 2)) * kGateRank);
 #pragma unroll
         for (int i = 0; i < 4; ++i) f_b_[i] = __ldg(f_b + (threadIdx.x & 3) * 4 + i);
@@ -93,6 +97,7 @@ public:
                                 convolves ? conv_channel() : gates + other};
         float values[3];
         projected(columns, values);
+        load_state<kRows - LATE, kRows>();
         const float beta = sigmoid(values[0]);
         if (convolves) {
             const float newest = values[1];
@@ -147,7 +152,7 @@ public:
         }
     }
 
-    // Behind a barrier behind every block's load().
+    // Behind a barrier behind every block's load(); of a head that one block has, behind its own.
     __device__ void shift() const {
         if (slot_ <= 0 || slice_ || threadIdx.x >= 3 * kHeadDim) return;
         __nv_bfloat16* window = page() + conv_channel();
@@ -157,6 +162,13 @@ public:
     }
 
 private:
+    template <int FIRST, int LAST>
+    __device__ __forceinline__ void load_state() {
+        const float4* state = reinterpret_cast<const float4*>(head_state());
+#pragma unroll
+        for (int i = FIRST; i < LAST; ++i) state_[i] = __ldcs(state + value_row(i) * 32 + (threadIdx.x & 31));
+    }
+
     __device__ static float dot(const float4& a, const float4& b) {
         return a.x * b.x + a.y * b.y + a.z * b.z + a.w * b.w;
     }

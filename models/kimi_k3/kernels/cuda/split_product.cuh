@@ -5,6 +5,9 @@
 // group: two MMA steps, whose activations stay in its registers for all rows of W. A tile (TM groups, all of k) that
 // begins in one block may end in the next one; whoever reads it adds both parts. Which part a unit belongs to depends
 // on sizes alone, so a row of the batch gets the same bits whatever is beside it.
+//
+// Sixteen batch rows fill twice the registers. Where those of all k do not fit, a team of blocks shares its tiles by k:
+// each multiplies the units of its own span, and whoever reads a tile adds the spans as well. Weights are packed the same.
 #pragma once
 #include "block.cuh"
 #include "mma.cuh"
@@ -13,24 +16,35 @@
 constexpr int kUnitBytes = 16384;
 
 // WHOLE: tiles stay whole, so that blocks own more or less by one tile. That is for weights which are there before
-// anybody can use them. The blocks are BLOCKS_ from the one of number FIRST on.
-template <int ROWS_OF_W, int K, int TM, int BLOCKS_, bool WHOLE = false, int FIRST = 0>
+// anybody can use them. The blocks are BLOCKS_ from the one of number FIRST on. EIGHTS: groups of eight batch rows. SPANS:
+// blocks of a team, consecutive ones; a block that is left over does nothing.
+template <int ROWS_OF_W, int K, int TM, int BLOCKS_, bool WHOLE = false, int FIRST = 0, int EIGHTS = 1, int SPANS = 1>
 struct SplitProduct {
     static constexpr int kGroups = TM;
+    static constexpr int kRows = 8 * EIGHTS;
+    static constexpr int kSpans = SPANS;
     static constexpr int kChunk = 512 / TM;             // k of a unit
-    static constexpr int kChunks = K / kChunk;          // units of a tile
+    static constexpr int kChunks = K / kChunk / SPANS;  // units of a tile, of one span
+    static constexpr int kHeld = EIGHTS * kChunks;      // activations of a lane, eight each
     static constexpr int kTiles = ROWS_OF_W / (16 * TM);
+    static constexpr int kTeams = BLOCKS_ / SPANS;
     static constexpr int kUnits = kTiles * kChunks;
     static constexpr int kSharers = kWarps / TM;        // warps that split the k of a group
-    static_assert(K % kChunk == 0 && ROWS_OF_W % (16 * TM) == 0, "units tile the weight");
-    // A tile has at most two parts. Where there are too few units for that, fewer blocks work: halves of a tile each,
-    // or nearly a whole one.
-    static constexpr int kBlocks = kUnits / BLOCKS_ >= kChunks - 1          ? BLOCKS_
-                                   : kChunks % 2 == 0 && 2 * kTiles <= BLOCKS_ ? 2 * kTiles
-                                                                            : kUnits / (kChunks - 1);
-    // Whether some tile is shared by two blocks.
+    static_assert(K % (kChunk * SPANS) == 0 && ROWS_OF_W % (16 * TM) == 0, "units tile the weight");
+    static_assert(SPANS == 1 || !WHOLE && FIRST == 0, "teams are of all blocks, and have parts of tiles");
+    static_assert(EIGHTS == 1 || EIGHTS == 2, "one lot of partial sums of that many fits in the scratch");
+    // A tile has at most two parts in each span. Where there are too few units for that, fewer blocks work: halves of a
+    // tile each, or nearly a whole one.
+    static constexpr int kBlocks = kUnits / kTeams >= kChunks - 1          ? kTeams
+                                   : kChunks % 2 == 0 && 2 * kTiles <= kTeams ? 2 * kTiles
+                                                                           : kUnits / (kChunks - 1);
+    // Whether some tile is shared by two blocks, or teams.
     static constexpr bool kHalves = !WHOLE && (kUnits % kBlocks != 0 || kUnits / kBlocks % kChunks != 0);
 
+    __device__ static int team() { return blockIdx.x / SPANS; }
+    __device__ static int span() { return blockIdx.x % SPANS; }
+
+    // The first unit of a block, or of a team counted within a span.
     __device__ static int begin(int block) {
         if (FIRST) block = max(block - FIRST, 0);
         if (WHOLE) return min(block, BLOCKS_) * kTiles / BLOCKS_ * kChunks;
@@ -48,29 +62,32 @@ struct SplitProduct {
     // Where in k the activations lie that this lane multiplies in units of chunk `chunk`: eight in a row.
     __device__ static int k_of(int chunk) {
         const int warp = threadIdx.x >> 5, quarter = threadIdx.x & 3;
-        return chunk * kChunk + warp % kSharers * 32 + quarter * 8;
+        return (span() * kChunks + chunk) * kChunk + warp % kSharers * 32 + quarter * 8;
     }
 
-    // Which batch row these belong to.
+    // Which batch row of a group of eight these belong to.
     __device__ static int row_of_lane() { return (threadIdx.x & 31) >> 2; }
 
     // `ahead`: as of the ring's push(), read anew for each unit.
     template <class Ring>
     __device__ static void produce(Ring& ring, const void* weight, const volatile uint32_t* ahead) {
         const char* source = static_cast<const char*>(weight);
-        for (int unit = begin(blockIdx.x), end = begin(blockIdx.x + 1); unit < end; ++unit)
-            ring.push(source + static_cast<size_t>(unit) * kUnitBytes, *ahead);
+        for (int unit = begin(team()), end = begin(team() + 1); unit < end; ++unit) {
+            const int packed = SPANS == 1 ? unit : unit + (unit / kChunks * (SPANS - 1) + span()) * kChunks;
+            ring.push(source + static_cast<size_t>(packed) * kUnitBytes, *ahead);
+        }
     }
 
-    // Calls finish(row of W, batch row, this block's sum, starts, ends) by 128 * TM threads for each tile:
+    // Calls finish(row of W, batch row, this block's sum, starts, ends) by 128 * TM * EIGHTS threads for each tile:
     // `starts` and `ends` say whether the sum covers the beginning and the end of k.
-    // `x[c]`: eight bf16 at k_of(c). `scratch`: two buffers of 2048 floats.
+    // `x[e * kChunks + c]`: eight bf16 at k_of(c) of the e-th group of rows. `scratch`: 4096 floats, two buffers for tiles of
+    // eight rows or one for sixteen.
     template <class Ring, class Finish>
-    __device__ static void consume(Ring& ring, const uint4 (&x)[kChunks], float* scratch, Finish finish) {
+    __device__ static void consume(Ring& ring, const uint4 (&x)[kHeld], float* scratch, Finish finish) {
         int turn = 0;
-        for (int unit = begin(blockIdx.x), end = begin(blockIdx.x + 1); unit < end;) {
+        for (int unit = begin(team()), end = begin(team() + 1); unit < end;) {
             const int tile = unit / kChunks, first = unit - tile * kChunks, last = min(kChunks, first + end - unit);
-            consume_tile(ring, x, scratch + turn * 2048, tile, first, last, finish);
+            consume_tile(ring, x, scratch + (EIGHTS > 1 ? 0 : turn * 2048), tile, first, last, finish);
             turn ^= 1;
             unit += last - first;
         }
@@ -80,9 +97,9 @@ struct SplitProduct {
     // consumers, who pass a barrier in it, so that it may use the scratch.
     template <class Ring, class Operand, class Finish>
     __device__ static void consume_each(Ring& ring, float* scratch, Operand operand, Finish finish) {
-        for (int unit = begin(blockIdx.x), end = begin(blockIdx.x + 1); unit < end;) {
+        for (int unit = begin(team()), end = begin(team() + 1); unit < end;) {
             const int tile = unit / kChunks, first = unit - tile * kChunks, last = min(kChunks, first + end - unit);
-            uint4 x[kChunks];
+            uint4 x[kHeld];
             operand(tile, first, last, x);
             consume_tile(ring, x, scratch, tile, first, last, finish);
             unit += last - first;
@@ -90,15 +107,15 @@ struct SplitProduct {
     }
 
     // Whether this block has any unit.
-    __device__ static bool has_units() { return begin(blockIdx.x) < begin(blockIdx.x + 1); }
+    __device__ static bool has_units() { return begin(team()) < begin(team() + 1); }
 
-    // Chunks `first` to `last` of a tile. `parts`: 2048 floats.
+    // Chunks `first` to `last` of a tile. `parts`: 2048 * EIGHTS floats.
     template <class Ring, class Finish>
     __device__ __forceinline__ static void consume_tile(
-        Ring& ring, const uint4 (&x)[kChunks], float* parts, int tile, int first, int last, Finish& finish) {
+        Ring& ring, const uint4 (&x)[kHeld], float* parts, int tile, int first, int last, Finish& finish) {
         const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
         const uint32_t own = (warp * 64 + lane) * 16;
-        float even[4] = {0, 0, 0, 0}, odd[4] = {0, 0, 0, 0};
+        float even[EIGHTS][4] = {}, odd[EIGHTS][4] = {};
         // Two units at a time where there are two: their loads wait together.
 #pragma unroll
         for (int chunk = 0; chunk < kChunks; chunk += 2) {
@@ -108,38 +125,56 @@ struct SplitProduct {
                 const uint32_t slot = ring.front() + own, after = ring.behind(1) + own;
                 const uint4 one = load_shared(slot), two = load_shared(slot + 512);
                 const uint4 three = load_shared(after), four = load_shared(after + 512);
-                mma_bf16(even, one, x[chunk].x, x[chunk].y);
-                mma_bf16(odd, two, x[chunk].z, x[chunk].w);
-                mma_bf16(even, three, x[(chunk + 1) % kChunks].x, x[(chunk + 1) % kChunks].y);
-                mma_bf16(odd, four, x[(chunk + 1) % kChunks].z, x[(chunk + 1) % kChunks].w);
+                add_step<0>(even, one, x, chunk);
+                add_step<1>(odd, two, x, chunk);
+                add_step<0>(even, three, x, (chunk + 1) % kChunks);
+                add_step<1>(odd, four, x, (chunk + 1) % kChunks);
                 ring.pop();
                 ring.pop();
             } else {
-                if (here) multiply(ring, own, x[chunk], even, odd);
-                if (next) multiply(ring, own, x[(chunk + 1) % kChunks], even, odd);
+                if (here) multiply(ring, own, x, chunk, even, odd);
+                if (next) multiply(ring, own, x, (chunk + 1) % kChunks, even, odd);
             }
         }
-        float2* mine = reinterpret_cast<float2*>(parts + warp * 128) + lane;
+        // Partial sums of sixteen rows fill the scratch: those of the tile before must have been added.
+        if (EIGHTS > 1) sync_consumers();
         // W rows lane / 4 and 8 more, batch rows 2 (lane % 4) and the next one.
-        mine[0] = make_float2(even[0] + odd[0], even[1] + odd[1]);
-        mine[32] = make_float2(even[2] + odd[2], even[3] + odd[3]);
+#pragma unroll
+        for (int eight = 0; eight < EIGHTS; ++eight) {
+            float2* mine = reinterpret_cast<float2*>(parts + (eight * kWarps + warp) * 128) + lane;
+            mine[0] = make_float2(even[eight][0] + odd[eight][0], even[eight][1] + odd[eight][1]);
+            mine[32] = make_float2(even[eight][2] + odd[eight][2], even[eight][3] + odd[eight][3]);
+        }
         sync_consumers();
-        if (threadIdx.x < 128 * TM) {
-            const int group = threadIdx.x >> 7, cell = threadIdx.x & 127;
-            const float* column = parts + group * kSharers * 128;
-            finish((tile * TM + group) * 16 + (cell >> 3), cell & 7, Column{column, cell}, first == 0,
+        if (threadIdx.x < 128 * TM * EIGHTS) {
+            const int place = threadIdx.x >> 7, cell = threadIdx.x & 127;
+            const int group = EIGHTS > 1 ? place % TM : place, eight = EIGHTS > 1 ? place / TM : 0;
+            const float* column = parts + place * kSharers * 128;
+            finish((tile * TM + group) * 16 + (cell >> 3), eight * 8 + (cell & 7), Column{column, cell}, first == 0,
                    last == kChunks);
         }
     }
 
     template <class Ring>
     __device__ __forceinline__ static void multiply(
-        Ring& ring, uint32_t own, const uint4& x, float (&even)[4], float (&odd)[4]) {
+        Ring& ring, uint32_t own, const uint4 (&x)[kHeld], int chunk, float (&even)[EIGHTS][4],
+        float (&odd)[EIGHTS][4]) {
         const uint32_t slot = ring.front() + own;
         const uint4 one = load_shared(slot), two = load_shared(slot + 512);
-        mma_bf16(even, one, x.x, x.y);
-        mma_bf16(odd, two, x.z, x.w);
+        add_step<0>(even, one, x, chunk);
+        add_step<1>(odd, two, x, chunk);
         ring.pop();
+    }
+
+    // One fragment of the weight times what every group of eight rows has of that step of the chunk.
+    template <int STEP>
+    __device__ __forceinline__ static void add_step(
+        float (&sums)[EIGHTS][4], const uint4& weight, const uint4 (&x)[kHeld], int chunk) {
+#pragma unroll
+        for (int eight = 0; eight < EIGHTS; ++eight) {
+            const uint4& own = x[eight * kChunks + chunk];
+            mma_bf16(sums[eight], weight, STEP ? own.z : own.x, STEP ? own.w : own.y);
+        }
     }
 
     // The sum over the warps of one group, in order, for the cell (row of W within the group, batch row).
