@@ -18,6 +18,7 @@ SMALL = {
     "shared_down": (16, 5, ("exact", "padded")),
     "mla_query": (16, 3, ("near_zero", "padded")),
     "mla_core": (16, 3, ("boundaries", "padded")),
+    "mla_verify": (16, 8, ("newest", "ragged")),
     "mla_value": (16, 3, ("exact", "padded")),
     "o_proj_residual": (16, 3, ("exact", "cancelling_ranks")),
 }

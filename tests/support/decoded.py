@@ -67,7 +67,10 @@ def constants(of: Architecture) -> dict[str, dict[str, float]]:
         "front": {"EXPERTS": moe.experts, "LATENT": moe.latent_size}, "latent_up": {"LATENT": moe.latent_size},
         "experts": {"LATENT": moe.latent_size, "TOP": moe.top_k},
         **{op: {"HEAD_DIM": of.kda.head_dim, "GATE_RANK": of.kda.gate_rank} for op in ("kda_decode", "kda_verify")},
-        "mla_core": {"LATENT": mla.kv_lora_rank, "SHARED": mla.qk_rope_head_dim, "SCALE_LOG2": scale},
+        **{
+            op: {"LATENT": mla.kv_lora_rank, "SHARED": mla.qk_rope_head_dim, "SCALE_LOG2": scale}
+            for op in ("mla_core", "mla_verify")
+        },
         "mla_value": {"LATENT": mla.kv_lora_rank, "HEAD_DIM": mla.v_head_dim},
         "mla_query": {
             "Q_RANK": mla.q_lora_rank, "LATENT": mla.kv_lora_rank, "NOPE": mla.qk_nope_head_dim,
@@ -106,6 +109,7 @@ def directory(of: Architecture, tps=(1, 2), rows=(1, 64), *, width: int = 1, **o
         "attn_res_norm": {"num_warps": 4},
         "experts": {"structure": "gemv", "block_n": 16, "block_k": 32, "num_warps": 1, "num_stages": 2},
         "mla_core": {"splits": 2, "block_tokens": 16, "num_warps": 4, "num_stages": 2},
+        "mla_verify": {"block_q": 16, "splits": 2, "block_tokens": 16, "num_warps": 4, "num_stages": 2},
     } | other  # fmt: skip
     tables = {
         op: tuple(

@@ -49,8 +49,9 @@ if fault == "committed":
 
     kernel.launch = apart
 part = factory.part(
-    shard.names, tensors, directory, context, hardware="h200", tp=tp, rows=rows, shape=decoded.small_shape(of)
-)
+    shard.names, tensors, directory, context, hardware="h200", tp=tp, rows=rows, tokens=cell.width,
+    shape=decoded.small_shape(of),
+)  # fmt: skip
 part.run()
 produced = {value: part.outputs[value].index_select(0, indices) for value, indices in examined.selection.items()}
 print(json.dumps({ruling.tensor: ruling.decision for ruling in ruled(examined, produced)}))
