@@ -29,7 +29,7 @@ if not require._installed("cuda.bindings"):
 import op_exam  # noqa: E402
 import torch  # noqa: E402
 
-from fasttrack_validation.contracts.base import TensorRole  # noqa: E402
+from fasttrack_validation.contracts.base import TensorRole, Workload  # noqa: E402
 from fasttrack_validation.judge.interpreter import arithmetic, device_library  # noqa: E402
 
 arithmetic.install()
@@ -101,6 +101,13 @@ def workloads(name):
         for requests, tokens in ((3, 3), (2, 1)):
             at = verify_layout.workload(shard, f"{requests}x{tokens}", requests, tokens, projected_gap=16, slots_gap=2)
             yield op, at
+    elif name == "mla_verify":
+        op = op_exam.nano(name)
+        # By heads of a rank: a tile of eight queries and one of thirty-two, filled; and two tiles of fifty-six.
+        for tp, requests, tokens in ((4, 3, 2), (4, 2, 8), (2, 2, 7)):
+            rows, layout = requests * tokens, op._drawn(str(SEED))
+            axes = {"tp": tp, "rows": rows, **op.paged_axes(tp, rows, tokens, layout)}
+            yield op, Workload(name=f"{requests}x{tokens}", axes=axes)
     else:
         op = op_exam.nano(name)
         yield op, op_exam.drawn(op, 4, ROWS, SEED)

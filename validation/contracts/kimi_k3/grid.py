@@ -51,12 +51,10 @@ class KimiK3Grid(Grid):
         return tuple(found)
 
     def excluded(self, spec: CellSpec, verify_width: int) -> str | None:
-        """Verify steps beyond the kernels' width, and those of layers whose rows share what they read."""
+        """Verify steps beyond the kernels' width."""
         if spec.width > verify_width:
             tokens = "1 token" if verify_width == 1 else f"{verify_width} tokens"
             return f"kernels take {tokens} a request, this is a verify step of {spec.width}"
-        if spec.width > 1 and spec.kind != KDA:
-            return "rows of a request share its cached rows, which the tensors of a cell do not have yet"
         return None
 
     @property
