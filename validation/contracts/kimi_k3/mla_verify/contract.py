@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from ...base import Cost, Workload
+from ...base import Cost, Far, Workload
 from ..mla_core.contract import MlaCore
 from ..op import Layout
 
@@ -56,6 +56,13 @@ class MlaVerify(MlaCore):
         rows, tokens = layout.rng.choice(pairs or [(bucket, tokens) for tokens in _widths(bucket)])
         axes = {"tp": workload.axes["tp"], "rows": rows, **self.paged_axes(workload.axes["tp"], rows, tokens, layout)}
         return Workload(name=f"{workload.name}-v{seed}", axes=axes, held_out=workload.held_out)
+
+    def far(self, workload: Workload) -> Far:
+        """Pages past element 2^31, as a pool of four million tokens has them."""
+        shift = 2**31 // workload.axes["page_stride"] + 1
+        axes = workload.axes | {"pages": workload.axes["pages"] + shift}
+        at = Workload(name=f"{workload.name}-far", axes=axes, held_out=True)
+        return Far(workload=at, shift=shift, pages="page_table", pools=("cache",))
 
     def perturb_row(self, inputs: "Tensors", workload: Workload, row: int, seed: int) -> "dict[str, Tensor]":
         """Redraws what the row alone reads: its query, and the newest cached row where it is its request's last one."""
