@@ -46,6 +46,7 @@ def test_declared_batches_are_of_widths_two_and_eight_and_unseen_ones_of_others(
         below = base.axes["rows"] // 2
         assert all(below < axes["rows"] <= base.axes["rows"] and axes["tp"] == base.axes["tp"] for axes in varied)
         assert all(axes["rows"] % axes["tokens"] == 0 and 1 <= axes["tokens"] <= 8 for axes in varied)
+        assert all(axes["tokens"] > 1 or axes["rows"] == 1 for axes in varied), "what is new needs several"
         if below > 2:
             assert len({axes["tokens"] for axes in varied}) > 1
     for workload in (*OP.workloads(), *OP.workloads(held_out=True)):

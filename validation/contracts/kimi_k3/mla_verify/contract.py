@@ -42,8 +42,12 @@ class MlaVerify(MlaCore):
         return self.paged_axes(tp, rows, tokens, layout)
 
     def paged_axes(self, tp: int, rows: int, tokens: int, layout: Layout) -> dict[str, int]:
-        """The axes of `rows` rows in requests of `tokens`: the pool has pages for the requests, not for every row."""
-        return {**super().axes(tp, rows // tokens, layout), "tokens": tokens}
+        """The axes of `rows` rows in requests of `tokens`: the pool has pages for the requests, not for every row.
+
+        Declared tables lie apart as well: small batches are one request, whose table's stride says nothing.
+        """
+        axes = super().axes(tp, rows // tokens, layout)
+        return {**axes, "table_stride": axes["table_width"] + layout.choice(4, 0, 1, 13), "tokens": tokens}
 
     def vary(self, workload: Workload, seed: int) -> Workload:
         """Same TP and bucket; requests, width and layout redrawn."""
@@ -51,9 +55,10 @@ class MlaVerify(MlaCore):
         buckets = self.policy.batch_buckets
         bucket = next(bucket for bucket in buckets if workload.axes["rows"] <= bucket)
         below = max((other for other in buckets if other < bucket), default=0)
-        # Any row count but the declared one, in any width; where there is none, other widths of it.
-        pairs = [(rows, tokens) for rows in range(below + 1, bucket) for tokens in _widths(rows)]
-        rows, tokens = layout.rng.choice(pairs or [(bucket, tokens) for tokens in _widths(bucket)])
+        # Any row count but the declared one, in any width but that of a single step; where there is none, the declared one.
+        pairs = [(rows, tokens) for rows in range(below + 1, bucket) for tokens in _widths(rows) if tokens > 1]
+        whole = [(bucket, tokens) for tokens in _widths(bucket) if tokens > 1 or bucket == 1]
+        rows, tokens = layout.rng.choice(pairs or whole)
         axes = {"tp": workload.axes["tp"], "rows": rows, **self.paged_axes(workload.axes["tp"], rows, tokens, layout)}
         return Workload(name=f"{workload.name}-v{seed}", axes=axes, held_out=workload.held_out)
 

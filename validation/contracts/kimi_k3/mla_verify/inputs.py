@@ -35,17 +35,21 @@ DISTRIBUTIONS = Distributions(
 )
 
 
-@DISTRIBUTIONS("last tokens at, behind and before page edges: catches pages that a request's tokens cross read or left out")
+@DISTRIBUTIONS("tokens of a request on both sides of a page's edge, lengths next to one: catches errors at edges of pages and slices")
 def boundaries(inputs, contract, workload, random) -> None:
     axes = workload.axes
     tokens, size = axes["tokens"], axes["page_size"]
     most = axes["table_width"] * size
-    lengths = [tokens, size + 1, size + tokens // 2, size, size + tokens - 1, most, most - size + 1, 2 * size]
-    shift = int(torch.randint(len(lengths), (), generator=random))
+    draw, *shifts = torch.randint(840, (3,), generator=random).tolist()
+    # A page's edge at which kernels begin a slice as well, in multiples of their tiles: a request's first tokens see nothing
+    # of its last slice.
+    cut = max(64, size) * (1 + draw % 2) + 1 + shifts[0] % max(1, tokens - 1)
+    others = [size + 1, size + tokens // 2, size, most, most - size + 1, 2 * size, tokens]
     for request in range(axes["rows"] // tokens):
         rows = slice(request * tokens, (request + 1) * tokens)
+        wanted = others[(request + shifts[1]) % len(others)] if request else cut
         # A longer request needs pages of its own: it may not grow into what it has forgotten.
-        last = min(int(inputs["lengths"][rows][-1]), lengths[(request + shift) % len(lengths)])
+        last = min(int(inputs["lengths"][rows][-1]), wanted)
         inputs["lengths"][rows] = _each(torch.tensor([max(last, tokens)]), tokens)
     _forget(inputs, tokens)
 
@@ -89,13 +93,16 @@ def wide_range(inputs, contract, workload, random) -> None:
         inputs["cache"][inputs["page_table"][request * tokens, :used].long()] *= scale
 
 
-@DISTRIBUTIONS("every other request of length 0, its queries NaN: catches padding that is read or not written")
+@DISTRIBUTIONS("every other request of length 0, its queries NaN, or a single one: catches padding that is read or not written")
 def padded(inputs, contract, workload, random) -> None:
     tokens = workload.axes["tokens"]
-    requests = every_other(workload.axes["rows"] // tokens, random)
+    count = workload.axes["rows"] // tokens
+    # A single one is padding as well: small batches are one request. Its queries tell seeds apart.
+    requests = every_other(count, random) if count > 1 else torch.arange(1)
     rows = (requests[:, None] * tokens + torch.arange(tokens)).flatten()
     inputs["lengths"][rows] = 0
-    inputs["query"][rows] = math.nan
+    if count > 1:
+        inputs["query"][rows] = math.nan
     _forget(inputs, tokens)
 
 
