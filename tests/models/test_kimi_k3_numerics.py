@@ -64,6 +64,11 @@ def test_attention_takes_more_heads_than_a_tensor_core(judge, tp):
     check(judge, "mla_core", tp, 2, ("boundaries",), DIRECTORY.space("mla_core").default)
 
 
+def test_several_tiles_of_queries_share_the_cached_rows_of_a_request(judge):
+    """48 heads of two tokens: three tiles, whose tokens see different lengths."""
+    check(judge, "mla_verify", 2, 2, ("boundaries", "newest"), DIRECTORY.space("mla_verify").default)
+
+
 # What `prepare` gives comes back through the sandbox, whose answers are limited.
 PREPARED_MEGABYTES = {"front": 80, "experts": 80}
 

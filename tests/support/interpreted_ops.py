@@ -118,6 +118,7 @@ PARTS = {
                                                           "o_proj_residual", "mlp_mix")),
     "a KDA layer that begins a block": (5, ("attention_mix", "in_projection", "kda_decode", "o_proj_residual",
                                             "mlp_mix")),
+    "an MLA layer of a verify step": (3, ("mla_projection", "mla_query", "mla_verify", "mla_value", "o_proj_residual")),
     "an MLA layer up to its MLP": (3, ("mla_projection", "mla_query", "mla_core", "mla_value", "o_proj_residual")),
     "queries alone": (3, ("mla_projection", "mla_query")),
     "the dense layer": (0, ("mlp_mix", "dense_up", "dense_down")),
@@ -126,8 +127,9 @@ PARTS = {
 
 def parts():
     nano = op_exam.nano("head").architecture
-    steps = graph.step(nano)
     for what, (layer, names) in PARTS.items():
+        # Two requests of two tokens.
+        steps = graph.step(nano, tokens=2 if "mla_verify" in names else 1)
         of = stock_parts.Part(steps, [f"{layer}.{name}" for name in names], nano, 2, ROWS)
         tensors = of.draw()
         placed = stock_parts.laid_out(of, tensors, "cpu")

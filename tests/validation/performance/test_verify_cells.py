@@ -1,5 +1,7 @@
 """Cells of MLA verify steps: what is drawn, which rows are examined, and what they cost; by hand and against single steps."""
 
+from types import SimpleNamespace
+
 import k3_weights
 import op_exam
 import pytest
@@ -120,3 +122,43 @@ def test_pools_hold_the_requests_pages_alone():
     specs = shard.own.drawn_specs
     assert specs["15.mla_query.cache"].shape == (1 + 8 * 2049, 64, 576)
     assert specs["15.mla_verify.page_table"].shape == (64, 2049)
+
+
+class Launches:
+    """Stands where a kernel does, and keeps the grids that it is launched with."""
+
+    def __init__(self):
+        self.grids = []
+
+    def __getitem__(self, grid):
+        self.grids.append(grid)
+        return lambda *arguments, **options: None
+
+
+@pytest.mark.parametrize(("tp", "tiles"), [(8, 3), (16, 2)])
+def test_both_paths_ask_for_a_requests_cached_rows_once_a_tile_of_queries(tp, tiles, monkeypatch):
+    """By hand: 96 / tp heads of eight tokens are 96 and 48 queries in tiles of 32, and not eight rows of their own; tiles of
+    one slice are next to each other in the order of programs, whose first axis runs fastest."""
+    from fasttrack_models.kimi_k3.kernels import mla_verify as own
+    from fasttrack_validation.contracts.kimi_k3.stock import mla_core as stock
+
+    op, requests = contracts.load("kimi_k3").op("mla_verify"), 2
+    axes = next(w.axes for w in op.workloads() if w.name == f"tp{tp}-b{8 * requests}")
+    rows, heads = 8 * requests, axes["heads"]
+    ours, theirs = Launches(), Launches()
+    for module, launches in ((own, ours), (stock, theirs)):
+        monkeypatch.setattr(module, "_attend" if module is own else "_attend_kernel", launches)
+    monkeypatch.setattr(own, "_combine", Launches())
+    monkeypatch.setattr(stock, "_merge_kernel", Launches())
+    query, out = torch.empty(rows, heads, 576, dtype=torch.bfloat16), torch.empty(rows, heads, 512, dtype=torch.bfloat16)
+    table, lengths = torch.zeros(rows, 64, dtype=torch.int32), torch.zeros(rows, dtype=torch.int32)
+    cache = torch.empty(1, 64, 576, dtype=torch.bfloat16)
+    names = ("query", "page_table", "lengths", "cache", "sums", "largest", "totals", "context")
+    buffers = SimpleNamespace(**dict(zip(names, (query, table, lengths, cache, None, None, None, out), strict=True)))
+    config = {"block_q": 32, "splits": 16, "block_tokens": 32, "num_warps": 8, "num_stages": 2}
+    own.launch(None, buffers, axes, config)
+    paging = stock.Paging(table, lengths, width=8)
+    stock.attend(query[..., :512], query[..., 512:], cache, paging, op.architecture.mla, out, 132)
+    assert ours.grids == [(tiles, 16, requests)]
+    ((first, second, splits),) = theirs.grids
+    assert (first, second) == (tiles, requests) and splits > 1
