@@ -102,7 +102,7 @@ def test_honest_kernel_is_accepted_at_every_tp(judge, directory, queries):
     assert all(audit.mma_types for audit in verdict.audits if audit.kernel.startswith("_attend"))
 
 
-@pytest.mark.slow
+@long
 def test_confirmation_covers_requests_of_eight_tokens(at_tp16, directory):
     verdict = at_tp16.confirm(
         directory.candidate("mla_verify", directory.space("mla_verify").default), ["tp16-b16"]

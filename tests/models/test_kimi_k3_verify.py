@@ -45,6 +45,9 @@ def test_every_planted_fault_of_a_verify_step_shows():
     assert found.pop("none") == [0, 0]
     # (the step itself, a step from what it left): a state that lands elsewhere is seen by the next step alone.
     later = {"pages rolled", "one token too many"}
+    # The last layer's: what it reads of itself later was written before.
+    now, then = found.pop("unmasked")
+    assert now > NOISE and then == 0
     assert set(found) == {"lengths", "index -1", "tokens apart", *later}
     for name, (now, then) in found.items():
         assert then > NOISE / 2 and (now > NOISE) == (name not in later), (name, now, then)

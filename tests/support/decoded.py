@@ -140,6 +140,8 @@ class Run:
     tokens: int = 90
     width: int = 1
     """Tokens of a request in a step at most"""
+    prompt: int = 3
+    """Tokens of the first request's prompt; those of the others are seven longer each"""
 
     def __post_init__(self) -> None:
         self.weights = k3_weights.shard_model(weights_of(self.of), self.of, self.tp)
@@ -149,7 +151,7 @@ class Run:
 
     def _prefilled(self, model: Model) -> State:
         state = model.new_state(self.requests, self.tokens, verify_width=self.width, page_size=PAGE)
-        counts = tuple(3 + 7 * request for request in range(self.requests))
+        counts = tuple(self.prompt + 7 * request for request in range(self.requests))
         model.prefill(Batch(k3_weights.tokens(self.of, sum(counts)), tuple(range(self.requests)), counts), state)
         return state
 
