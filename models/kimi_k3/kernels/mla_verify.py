@@ -3,17 +3,17 @@
 Read     query [rows, h, 576], the page table of each request's first row, the length of every row, and the cached rows
          that a request's last live token sees. Nothing behind them: it may hold anything.
 Written  context [rows, h, 512], every row: zeros where its length is 0.
-Rounded  probabilities to bfloat16, before they meet the values, and the context. Scores, running maximum and sums: float32.
+Rounded  probabilities to bfloat16, before they meet the values, and the context. Scores, maxima and sums: float32.
 
-attend   One program a (tile of queries, slice of the request's cached rows, request). Queries are the heads of all tokens
-         of a request, side by side: 96 of eight tokens at TP 8, 48 at TP 16. They share each cached row, which serves as
-         key and as value, so that a tile reads it once; a token does not see the rows of those behind it. More queries
-         than `block_q`, whose sums fill the registers, are several tiles. They are neighbours in the order of programs:
-         what one of them reads, the next ones find in L2, and memory is asked once for the whole request.
+attend   One program a (tile of queries, slice of the request's cached rows, request). Queries are the heads of all
+         tokens of a request, side by side: 96 of eight tokens at TP 8, 48 at TP 16. They share each cached row, which
+         serves as key and as value, so that a tile reads it once; a token does not see the rows of those behind it.
+         More queries than `block_q`, whose sums fill the registers, are several tiles. They are neighbours in the
+         order of programs: what one of them reads, the next ones find in L2, and memory is asked once for the request.
 combine  One program a (row, head): as in mla_core.py, which serves steps of one token.
 
-Slices follow what the tile's last token sees, so that whatever it is all programs get as much to do. In a slice, a token
-may see nothing yet. Page numbers times page stride pass 2^31 elements in real pools, hence the 64-bit page offsets.
+Slices follow what the tile's last token sees, so that whatever it is all programs get as much to do. In a slice, a
+token may see nothing yet. Page numbers times page stride pass 2^31 elements in real pools: 64-bit page offsets.
 """
 
 import torch

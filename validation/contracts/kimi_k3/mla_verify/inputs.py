@@ -35,7 +35,7 @@ DISTRIBUTIONS = Distributions(
 )
 
 
-@DISTRIBUTIONS("tokens of a request on both sides of a page's edge, lengths next to one: catches errors at edges of pages and slices")
+@DISTRIBUTIONS("tokens of a request on both sides of a page's edge: catches errors at edges of pages and slices")
 def boundaries(inputs, contract, workload, random) -> None:
     axes = workload.axes
     tokens, size = axes["tokens"], axes["page_size"]
@@ -59,7 +59,7 @@ def sharp(inputs, contract, workload, random) -> None:
     inputs["query"] *= 128
 
 
-@DISTRIBUTIONS("each token's own cached row takes most of its weight, and the next one more: catches a mask that is off by one")
+@DISTRIBUTIONS("each token's own cached row takes most of its weight, the next one more: catches a mask off by one")
 def newest(inputs, contract, workload, random) -> None:
     for row in range(workload.axes["rows"]):
         page, place = _newest(inputs, row)
@@ -93,7 +93,7 @@ def wide_range(inputs, contract, workload, random) -> None:
         inputs["cache"][inputs["page_table"][request * tokens, :used].long()] *= scale
 
 
-@DISTRIBUTIONS("every other request of length 0, its queries NaN, or a single one: catches padding that is read or not written")
+@DISTRIBUTIONS("every other request, or a single one, of length 0: catches padding that is read or not written")
 def padded(inputs, contract, workload, random) -> None:
     tokens = workload.axes["tokens"]
     count = workload.axes["rows"] // tokens
