@@ -91,7 +91,7 @@ class Decoder:
         self.unbind()
         self._pages = pages
         for tokens in range(1, self.environment.verify_width + 1):
-            places = whole_step(self.rank.shape, verify=tokens > 1).places
+            places = whole_step(self.rank.shape, tokens).places
             for rows in self._sizes.rows(tokens):
                 lane = _Lane(self, places, caches, rows, tokens, pages)
                 calls = schedule(places, places, self.directory, self.environment.hardware, self.rank.tp, rows)

@@ -40,15 +40,15 @@ class Part:
 
 def part(
     names: Iterable[str], given: Mapping[str, Tensor], directory: Directory, context: Any, *, hardware: str, tp: int,
-    rows: int, rank: int = 0, shape: Shape = PUBLISHED,
+    rows: int, tokens: int = 1, rank: int = 0, shape: Shape = PUBLISHED,
 ) -> Part:  # fmt: skip
-    """The places `names` of the step, in order.
+    """The places `names` of a step of `rows` rows, `tokens` of each request, in order.
 
     `given` holds as "place.tensor" whatever a place reads that no other of them leaves on this rank: weights, states,
     tables, streams, what other ranks sent. Raises schedule.NoKernel, and KeyError for what is missing.
     """
     wanted = set(names)
-    places = step(shape, verify=any(name.endswith(".kda_verify") for name in wanted)).places
+    places = step(shape, tokens).places
     chosen = tuple(place for place in places if place.name in wanted)
     calls = schedule(places, chosen, directory, hardware, tp, rows)
     prepared, of = Prepared(), Rank(shape, tp, rank)

@@ -75,13 +75,14 @@ class Walk:
     banks: tuple[Source, ...]
 
 
-def step(shape: Shape, verify: bool = False) -> Walk:
+def step(shape: Shape, tokens: int = 1) -> Walk:
     """The whole step, from the embedded rows to this rank's logits.
 
-    A verify step has several rows of each request. All ops but KDA's core work row by row (rows of a request have its
-    page table, and lengths one apart), so it alone is another op there.
+    A verify step has several rows of each request, `tokens`. All ops but the cores of KDA and MLA work row by row (rows of
+    a request have its page table, and lengths one apart); of those, rows of a request share a state and cached rows, so
+    that they are other ops there.
     """
-    walk = _Walker(shape, Source(EMBEDDING), (), "kda_verify" if verify else "kda_decode")
+    walk = _Walker(shape, Source(EMBEDDING), (), tokens)
     for number in range(shape.layers):
         walk.layer(number)
     walk.end()
@@ -96,10 +97,8 @@ def layer(shape: Shape, number: int, stream: Source, banks: Iterable[Source]) ->
 
 
 class _Walker:
-    def __init__(
-        self, shape: Shape, stream: Source, banks: Iterable[Source], kda_core: str = "kda_decode"
-    ) -> None:
-        self.shape, self.stream, self.banks, self.kda_core = shape, stream, list(banks), kda_core
+    def __init__(self, shape: Shape, stream: Source, banks: Iterable[Source], tokens: int = 1) -> None:
+        self.shape, self.stream, self.banks, self.tokens = shape, stream, list(banks), tokens
         self.places: list[Place] = []
 
     def done(self) -> Walk:
@@ -137,7 +136,8 @@ class _Walker:
         read = self._place(f"{number}.in_projection", "in_projection", weights, {"x": x}, ("projected",))
         states = {name: f"{number}.{name}" for name in ("conv_state", "recurrent_state")}
         reads = {**read, "slots": "slots", **states}
-        return self._place(f"{number}.{self.kda_core}", self.kda_core, weights, reads, (*states, "out"))["out"]
+        core = "kda_decode" if self.tokens == 1 else "kda_verify"
+        return self._place(f"{number}.{core}", core, weights, reads, (*states, "out"))["out"]
 
     def _mla(self, number: int, x: str) -> str:
         weights = f"layers.{number}.attention"
@@ -145,7 +145,8 @@ class _Walker:
         paged = {"page_table": "page_table", "lengths": "lengths"}
         reads = {**projected, **paged, "cache": f"{number}.cache"}
         query = self._place(f"{number}.mla_query", "mla_query", weights, reads, ("query", "cache"))
-        context = self._place(f"{number}.mla_core", "mla_core", weights, {**paged, **query}, ("context",))
+        core, axes = ("mla_core", {}) if self.tokens == 1 else ("mla_verify", {"tokens": self.tokens})
+        context = self._place(f"{number}.{core}", core, weights, {**paged, **query}, ("context",), axes)
         return self._place(f"{number}.mla_value", "mla_value", weights, {**context, **projected}, ("out",))["out"]
 
     def _moe(self, number: int, x: str) -> None:

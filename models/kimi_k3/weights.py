@@ -61,6 +61,7 @@ _WEIGHTS: dict[str, Callable[[Any, Rank], Mapping[str, Tensor]]] = {
         "q_a_norm": w.q_a_norm, "kv_a_norm": w.kv_a_norm, "q_b": w.q_b, "up_key": _heads(w, r)[0]
     },
     "mla_core": lambda w, r: {},
+    "mla_verify": lambda w, r: {},
     "mla_value": lambda w, r: {"up_value": _heads(w, r)[1]},
     "o_proj_residual": lambda w, r: {"o_proj": w.o_proj},
     "dense_up": lambda w, r: {"gate_up": w.gate_up},

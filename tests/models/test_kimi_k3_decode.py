@@ -54,7 +54,7 @@ def test_a_fault_in_one_place_of_the_step_shows():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["kda_moe", "mla_moe", "step", "verify"])
+@pytest.mark.parametrize("kind", ["kda_moe", "mla_moe", "step", "kda_verify", "mla_verify"])
 def test_a_cell_on_given_tensors_passes_the_contracts_comparison(kind):
     assert set(interpreted("interpreted_shard.py", kind).values()) == {"pass"}
 
@@ -62,9 +62,16 @@ def test_a_cell_on_given_tensors_passes_the_contracts_comparison(kind):
 @pytest.mark.slow
 def test_a_verify_step_that_starts_each_token_anew_fails_the_comparison():
     """The first token of each request and its page are right, so that the whole is judged by the rest."""
-    found = interpreted("interpreted_shard.py", "verify", "committed")
+    found = interpreted("interpreted_shard.py", "kda_verify", "committed")
     failed = {name for name, decision in found.items() if decision == "fail"}
     assert {"recurrent_state", "conv_state"} <= {name.removeprefix("kda_verify_") for name in failed}
+
+
+@pytest.mark.slow
+def test_a_verify_step_whose_tokens_see_those_behind_them_fails_the_comparison():
+    """The cache, which was written before, is right."""
+    found = interpreted("interpreted_shard.py", "mla_verify", "unmasked")
+    assert found["cache"] == "pass" and found["o_proj_residual_partial"] == "fail"
 
 
 @pytest.mark.slow

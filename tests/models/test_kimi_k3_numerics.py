@@ -18,6 +18,7 @@ SMALL = {
     "shared_down": (16, 5, ("exact", "padded")),
     "mla_query": (16, 3, ("near_zero", "padded")),
     "mla_core": (16, 3, ("boundaries", "padded")),
+    "mla_verify": (16, 8, ("newest", "ragged")),
     "mla_value": (16, 3, ("exact", "padded")),
     "o_proj_residual": (16, 3, ("exact", "cancelling_ranks")),
 }
@@ -61,6 +62,11 @@ def test_a_kernel_passes_small_batches(judge, op):
 def test_attention_takes_more_heads_than_a_tensor_core(judge, tp):
     """48 and 24 heads, the second with a group that is not full."""
     check(judge, "mla_core", tp, 2, ("boundaries",), DIRECTORY.space("mla_core").default)
+
+
+def test_several_tiles_of_queries_share_the_cached_rows_of_a_request(judge):
+    """48 heads of two tokens: three tiles, whose tokens see different lengths."""
+    check(judge, "mla_verify", 2, 2, ("boundaries", "newest"), DIRECTORY.space("mla_verify").default)
 
 
 # What `prepare` gives comes back through the sandbox, whose answers are limited.

@@ -37,11 +37,12 @@ def test_the_shape_is_the_published_models():
     assert shape.Shape.of(config) == shape.PUBLISHED == decoded.small_shape(OF)
 
 
-@pytest.mark.parametrize("verify", [False, True], ids=["decode", "verify"])
+@pytest.mark.parametrize("count", [1, 5], ids=["decode", "verify"])
 @pytest.mark.parametrize("of", [OF, decoded.k3_weights.nano(), decoded.tiny()], ids=["published", "nano", "tiny"])
-def test_the_walk_is_the_contracts_op_graph(of, verify):
-    theirs, own = step(of, verify=verify).nodes, graph.step(decoded.small_shape(of), verify).places
-    assert {place.op for place in own} & {"kda_decode", "kda_verify"} == {"kda_verify" if verify else "kda_decode"}
+def test_the_walk_is_the_contracts_op_graph(of, count):
+    theirs, own = step(of, tokens=count).nodes, graph.step(decoded.small_shape(of), count).places
+    verified, others = ("kda_verify", "mla_verify"), ("kda_decode", "mla_core")
+    assert {place.op for place in own} & {*verified, *others} == set(verified if count > 1 else others)
     assert [place.name for place in own] == list(theirs)
     for place in own:
         node = theirs[place.name]
@@ -67,7 +68,8 @@ def test_weights_outputs_and_axes_are_those_of_the_contract(op, tp):
             if spec.role is TensorRole.OUTPUT:
                 assert rank.output(op, name, rows) == (spec.shape, torch_dtype(spec.dtype))
         lying = {name: tensors.Layout(spec.shape, spec.strides) for name, spec in specs.items()}
-        given = {name: workload.axes[name] for name in ("blocks", "restart") if name in workload.axes}
+        placed = ("blocks", "restart", *(["tokens"] if op == "mla_verify" else []))
+        given = {name: workload.axes[name] for name in placed if name in workload.axes}
         own = tensors.axes(op, lying, rank, rows, given)
         expected = dict(workload.axes)
         if op == "experts":
@@ -224,5 +226,5 @@ def test_repacked_weights_do_not_depend_on_rows(op):
 
 def test_the_grid_measures_layers_that_the_schedule_has():
     for spec in MODEL.grid.cells("h200"):
-        if spec.span is Span.LAYER and spec.width == 1:
+        if spec.span is Span.LAYER:
             assert set(MODEL.grid.ops(spec)) <= set(MANIFEST.manifest.ops)

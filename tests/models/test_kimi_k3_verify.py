@@ -24,7 +24,10 @@ def interpreted(*arguments: str) -> dict:
 
 @pytest.mark.slow
 def test_a_verify_step_is_single_steps_for_every_accepted_count():
-    """Against the kernels' own single steps bit for bit, and against the oracle's beside the plain path's."""
+    """Against the kernels' own single steps bit for bit, and against the oracle's beside the plain path's.
+
+    MLA's core cuts slices of what a request's last token sees: at these lengths as it would for each token alone.
+    """
     found = interpreted("steps", "1")
     assert {key.partition(" accepted")[0] for key in found["rows"] if " accepted" in key} == {"0", "1", "2", "3"}
     # 3 tokens, then for each of four accepted counts 1, and once 3; two requests.
@@ -42,6 +45,9 @@ def test_every_planted_fault_of_a_verify_step_shows():
     assert found.pop("none") == [0, 0]
     # (the step itself, a step from what it left): a state that lands elsewhere is seen by the next step alone.
     later = {"pages rolled", "one token too many"}
+    # The last layer's: what it reads of itself later was written before.
+    now, then = found.pop("unmasked")
+    assert now > NOISE and then == 0
     assert set(found) == {"lengths", "index -1", "tokens apart", *later}
     for name, (now, then) in found.items():
         assert then > NOISE / 2 and (now > NOISE) == (name not in later), (name, now, then)

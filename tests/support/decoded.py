@@ -67,7 +67,10 @@ def constants(of: Architecture) -> dict[str, dict[str, float]]:
         "front": {"EXPERTS": moe.experts, "LATENT": moe.latent_size}, "latent_up": {"LATENT": moe.latent_size},
         "experts": {"LATENT": moe.latent_size, "TOP": moe.top_k},
         **{op: {"HEAD_DIM": of.kda.head_dim, "GATE_RANK": of.kda.gate_rank} for op in ("kda_decode", "kda_verify")},
-        "mla_core": {"LATENT": mla.kv_lora_rank, "SHARED": mla.qk_rope_head_dim, "SCALE_LOG2": scale},
+        **{
+            op: {"LATENT": mla.kv_lora_rank, "SHARED": mla.qk_rope_head_dim, "SCALE_LOG2": scale}
+            for op in ("mla_core", "mla_verify")
+        },
         "mla_value": {"LATENT": mla.kv_lora_rank, "HEAD_DIM": mla.v_head_dim},
         "mla_query": {
             "Q_RANK": mla.q_lora_rank, "LATENT": mla.kv_lora_rank, "NOPE": mla.qk_nope_head_dim,
@@ -106,6 +109,7 @@ def directory(of: Architecture, tps=(1, 2), rows=(1, 64), *, width: int = 1, **o
         "attn_res_norm": {"num_warps": 4},
         "experts": {"structure": "gemv", "block_n": 16, "block_k": 32, "num_warps": 1, "num_stages": 2},
         "mla_core": {"splits": 2, "block_tokens": 16, "num_warps": 4, "num_stages": 2},
+        "mla_verify": {"block_q": 16, "splits": 2, "block_tokens": 16, "num_warps": 4, "num_stages": 2},
     } | other  # fmt: skip
     tables = {
         op: tuple(
@@ -136,6 +140,8 @@ class Run:
     tokens: int = 90
     width: int = 1
     """Tokens of a request in a step at most"""
+    prompt: int = 3
+    """Tokens of the first request's prompt; those of the others are seven longer each"""
 
     def __post_init__(self) -> None:
         self.weights = k3_weights.shard_model(weights_of(self.of), self.of, self.tp)
@@ -145,7 +151,7 @@ class Run:
 
     def _prefilled(self, model: Model) -> State:
         state = model.new_state(self.requests, self.tokens, verify_width=self.width, page_size=PAGE)
-        counts = tuple(3 + 7 * request for request in range(self.requests))
+        counts = tuple(self.prompt + 7 * request for request in range(self.requests))
         model.prefill(Batch(k3_weights.tokens(self.of, sum(counts)), tuple(range(self.requests)), counts), state)
         return state
 

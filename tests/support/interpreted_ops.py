@@ -29,7 +29,7 @@ if not require._installed("cuda.bindings"):
 import op_exam  # noqa: E402
 import torch  # noqa: E402
 
-from fasttrack_validation.contracts.base import TensorRole  # noqa: E402
+from fasttrack_validation.contracts.base import TensorRole, Workload  # noqa: E402
 from fasttrack_validation.judge.interpreter import arithmetic, device_library  # noqa: E402
 
 arithmetic.install()
@@ -101,6 +101,13 @@ def workloads(name):
         for requests, tokens in ((3, 3), (2, 1)):
             at = verify_layout.workload(shard, f"{requests}x{tokens}", requests, tokens, projected_gap=16, slots_gap=2)
             yield op, at
+    elif name == "mla_verify":
+        op = op_exam.nano(name)
+        # By heads of a rank: a tile of eight queries and one of thirty-two, filled; and two tiles of fifty-six.
+        for tp, requests, tokens in ((4, 3, 2), (4, 2, 8), (2, 2, 7)):
+            rows, layout = requests * tokens, op._drawn(str(SEED))
+            axes = {"tp": tp, "rows": rows, **op.paged_axes(tp, rows, tokens, layout)}
+            yield op, Workload(name=f"{requests}x{tokens}", axes=axes)
     else:
         op = op_exam.nano(name)
         yield op, op_exam.drawn(op, 4, ROWS, SEED)
@@ -111,6 +118,7 @@ PARTS = {
                                                           "o_proj_residual", "mlp_mix")),
     "a KDA layer that begins a block": (5, ("attention_mix", "in_projection", "kda_decode", "o_proj_residual",
                                             "mlp_mix")),
+    "an MLA layer of a verify step": (3, ("mla_projection", "mla_query", "mla_verify", "mla_value", "o_proj_residual")),
     "an MLA layer up to its MLP": (3, ("mla_projection", "mla_query", "mla_core", "mla_value", "o_proj_residual")),
     "queries alone": (3, ("mla_projection", "mla_query")),
     "the dense layer": (0, ("mlp_mix", "dense_up", "dense_down")),
@@ -119,8 +127,9 @@ PARTS = {
 
 def parts():
     nano = op_exam.nano("head").architecture
-    steps = graph.step(nano)
     for what, (layer, names) in PARTS.items():
+        # Two requests of two tokens.
+        steps = graph.step(nano, tokens=2 if "mla_verify" in names else 1)
         of = stock_parts.Part(steps, [f"{layer}.{name}" for name in names], nano, 2, ROWS)
         tensors = of.draw()
         placed = stock_parts.laid_out(of, tensors, "cpu")

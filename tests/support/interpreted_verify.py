@@ -19,7 +19,7 @@ os.environ["TRITON_INTERPRET"] = "1"
 import decoded  # noqa: E402
 import k3_weights  # noqa: E402
 import torch  # noqa: E402
-from decoded import EXACT, PADDING, PUBLISHED, Batch, Run, error  # noqa: E402
+from decoded import EXACT, PADDING, PAGE, PUBLISHED, Batch, Run, error  # noqa: E402
 
 K, LIVE = 3, (0, 1)
 REQUESTS = (0, PADDING, 1)
@@ -81,7 +81,8 @@ def begin(tp: int):
     few = {"kda": of.kda.model_copy(update={"heads": 4}), "mla": of.mla.model_copy(update={"heads": 4})}
     of = of.model_copy(update={"layers": 3, "kda_layers": (0, 1), "mla_layers": (2,), **few})
     decoded.resize(of)
-    run = Run(of, tp, len(LIVE), width=K)
+    # The last of the second request's first three tokens begins a page.
+    run = Run(of, tp, len(LIVE), width=K, prompt=PAGE - K + 1 - 7)
     group = run.decoders(buckets=(1, 4, 16), widths=(1, K))
     drawn = (k3_weights.tokens(of, len(REQUESTS) * K, seed=seed).view(len(REQUESTS), K) for seed in (20, 21))
     return run, group, *drawn
@@ -173,20 +174,34 @@ def apart(launch):
     return spoilt
 
 
+def unmasked(launch):
+    """Every token sees those behind it."""
+
+    def spoilt(ctx, buffers, axes, config):
+        tokens = axes["tokens"]
+        lengths = buffers.lengths.view(-1, tokens).amax(1).repeat_interleave(tokens)
+        launch(ctx, buffers._replace(lengths=lengths), axes, config)
+
+    return spoilt
+
+
 def faults() -> dict:
     """Fault -> largest difference to the kernels' single steps, of a verify step and of one single step from `K - 1`
     accepted tokens."""
     run, group, first, second = begin(1)
-    kernel = decoded.kernel("kernels/kda_verify.py")
-    start, launch = saved(run, group), kernel.launch
+    kernels = {op: decoded.kernel(f"kernels/{op}.py") for op in ("kda_verify", "mla_verify")}
+    start, launches = saved(run, group), {op: kernel.launch for op, kernel in kernels.items()}
     alone = single(run, group, first[:, : K - 1])
     then = single(run, group, second[:, :1])
     found = {}
     for name, spoil, wrong, extra in (
         ("none", None, None, 0), ("lengths", lengths, None, 0), ("index -1", negative, None, 0),
         ("pages rolled", None, rolled, 0), ("tokens apart", None, apart, 0), ("one token too many", None, None, 1),
+        ("unmasked", None, unmasked, 0),
     ):  # fmt: skip
-        kernel.launch = wrong(launch) if wrong else launch
+        spoilt = "mla_verify" if wrong is unmasked else "kda_verify"
+        for op, kernel in kernels.items():
+            kernel.launch = wrong(launches[op]) if wrong and op == spoilt else launches[op]
         group = run.decoders(buckets=(1, 4, 16), widths=(1, K))
         restore(run, group, start)
         got = ours(run, group, batch_of(first), spoil or (lambda inputs: None))

@@ -54,7 +54,8 @@ class Part:
     def draw(self, seed: int = 3) -> dict[str, Tensor]:
         """What the stock path is given, contiguous on the CPU. The bias alone chooses experts: roundings do not."""
         tensors, seen = {}, {}
-        for node in self.nodes:
+        # Rows of a request share a page table where several of its tokens are attended to: that op's tables are everybody's.
+        for node in sorted(self.nodes, key=lambda node: node.op != "mla_verify"):
             inputs = self.contracts[node.op].make_inputs(self.workloads[node.name], "typical", seed)
             if node.op == "routing":
                 random = torch.Generator().manual_seed(seed)

@@ -133,7 +133,7 @@ class Worker:
         context = factory.ServingContext(factory.hardware(hardware), directory.sources)
         spec = shard.spec
         part = factory.part(
-            shard.names, tensors, directory, context, hardware=hardware, tp=spec.tp, rows=spec.rows
+            shard.names, tensors, directory, context, hardware=hardware, tp=spec.tp, rows=spec.rows, tokens=spec.width
         )
         return part.run, part.outputs, part.calls
 

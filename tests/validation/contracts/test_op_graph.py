@@ -90,13 +90,12 @@ def test_nodes_of_the_real_step():
     assert counts == {
         "kda_decode": 69, "in_projection": 69, "mla_projection": 24, "mla_query": 24, "mla_core": 24, "mla_value": 24,
         "o_proj_residual": 93, "attn_res_norm": 187, "front": 92, "routing": 92, "experts": 92, "shared_down": 92,
-        "latent_up": 92, "dense_up": 1, "dense_down": 1, "head": 1, "kda_verify": 0,
+        "latent_up": 92, "dense_up": 1, "dense_down": 1, "head": 1, "kda_verify": 0, "mla_verify": 0,
     }  # fmt: skip
-    # A verify step differs in KDA's core alone.
-    verify = [(node.op, node.axes) for node in op_graph.step(contracts.load("kimi_k3").architecture, verify=True).nodes.values()]
-    assert [("kda_decode" if op == "kda_verify" else op, axes) for op, axes in verify] == [
-        (node.op, node.axes) for node in REAL.nodes.values()
-    ]
+    # A verify step differs in the two cores alone, and MLA's is told the tokens of a request.
+    verify = [(node.op, node.axes) for node in op_graph.step(contracts.load("kimi_k3").architecture, tokens=3).nodes.values()]
+    cores = {"kda_decode": ("kda_verify", {}), "mla_core": ("mla_verify", {"tokens": 3})}
+    assert verify == [cores.get(node.op, (node.op, node.axes)) for node in REAL.nodes.values()]
     assert len(REAL.layer(1)) == 10 and len(REAL.layer(3)) == 12 and len(REAL.layer(0)) == 7
     restarts = [int(n.name.split(".")[0]) for n in REAL.nodes.values() if n.axes.get("restart")]
     assert restarts == [0, 12, 24, 36, 48, 60, 72, 84]

@@ -56,7 +56,7 @@ class Node(Frozen):
     weights: str
     """Attributes from the model's weights to those of this node: `layers.3.attention`"""
     axes: dict[str, int] = {}
-    """Axes that the place decides: `blocks` of a mix, `restart` of a projection"""
+    """Axes that the place decides: `blocks` of a mix, `restart` of a projection, `tokens` of a step to verify"""
 
     @property
     def sources(self) -> tuple[Source, ...]:
@@ -175,16 +175,17 @@ class OpGraph:
         return part
 
 
-def step(architecture: Architecture, replicated: Collection[str] = (), *, verify: bool = False) -> OpGraph:
+def step(architecture: Architecture, replicated: Collection[str] = (), *, tokens: int = 1) -> OpGraph:
     """The whole step from the gathered embedding rows to this rank's logits, with the state that it leaves.
 
     Router, latent down- and latent up-projection are divided by rows over the ranks, and what comes out is gathered.
     `replicated` names the ops (`front`, `latent_up`) whose rows every rank computes all, as checkpoints keep them and
     stock engines do: nothing is gathered then, and what the experts send is the last that a layer exchanges.
 
-    In a step to `verify`, requests have several rows each. KDA's core is another op there; the others work row by row.
+    In a step to verify, requests have several rows each: `tokens`. The cores of KDA and MLA, where rows of a request share
+    a state and cached rows, are other ops there; the others work row by row.
     """
-    walk = _Walk(architecture, frozenset(replicated), "kda_verify" if verify else "kda_decode")
+    walk = _Walk(architecture, frozenset(replicated), tokens)
     for number in range(architecture.layers):
         walk.layer(number)
     walk.end()
@@ -194,8 +195,8 @@ def step(architecture: Architecture, replicated: Collection[str] = (), *, verify
 class _Walk:
     """Writes the nodes down from top to bottom, with the stream and its banks."""
 
-    def __init__(self, architecture: Architecture, replicated: frozenset[str], kda_core: str) -> None:
-        self.architecture, self.replicated, self.kda_core = architecture, replicated, kda_core
+    def __init__(self, architecture: Architecture, replicated: frozenset[str], tokens: int) -> None:
+        self.architecture, self.replicated, self.tokens = architecture, replicated, tokens
         self.nodes: list[Node] = []
         self.states: list[str] = []
         self.banks: list[Source] = []
@@ -232,7 +233,8 @@ class _Walk:
         projected = self._node(f"{number}.in_projection", "in_projection", weights, {"x": x}, ("projected",))
         states = {name: f"{number}.{name}" for name in ("conv_state", "recurrent_state")}
         reads = {**projected, "slots": "slots", **states}
-        written = self._node(f"{number}.{self.kda_core}", self.kda_core, weights, reads, (*states, "out"))
+        core = "kda_decode" if self.tokens == 1 else "kda_verify"
+        written = self._node(f"{number}.{core}", core, weights, reads, (*states, "out"))
         self.states += [written[name] for name in states]
         return written["out"]
 
@@ -243,7 +245,8 @@ class _Walk:
         reads = {**projected, **paged, "cache": f"{number}.cache"}
         query = self._node(f"{number}.mla_query", "mla_query", weights, reads, ("query", "cache"))
         self.states.append(query["cache"])
-        context = self._node(f"{number}.mla_core", "mla_core", weights, {**paged, **query}, ("context",))
+        core, axes = ("mla_core", {}) if self.tokens == 1 else ("mla_verify", {"tokens": self.tokens})
+        context = self._node(f"{number}.{core}", core, weights, {**paged, **query}, ("context",), axes)
         return self._node(f"{number}.mla_value", "mla_value", weights, {**context, **projected}, ("out",))["out"]
 
     def _dense(self, number: int, x: str) -> None:

@@ -51,12 +51,10 @@ class KimiK3Grid(Grid):
         return tuple(found)
 
     def excluded(self, spec: CellSpec, verify_width: int) -> str | None:
-        """Verify steps beyond the kernels' width, and those of layers whose rows share what they read."""
+        """Verify steps beyond the kernels' width."""
         if spec.width > verify_width:
             tokens = "1 token" if verify_width == 1 else f"{verify_width} tokens"
             return f"kernels take {tokens} a request, this is a verify step of {spec.width}"
-        if spec.width > 1 and spec.kind != KDA:
-            return "rows of a request share its cached rows, which the tensors of a cell do not have yet"
         return None
 
     @property
@@ -70,14 +68,14 @@ class KimiK3Grid(Grid):
 
     def ops(self, spec: CellSpec) -> tuple[str, ...]:
         """Of the layer, or of the whole step."""
-        graph, _ = self._graphs(spec.width > 1)
+        graph, _ = self._graphs(spec.width)
         names = graph.nodes if spec.span is Span.STEP else graph.layer(self._layers[spec.kind])
         return tuple(sorted({graph.nodes[name].op for name in names}))
 
     @cache  # noqa: B019 - a grid lives as long as a command
-    def _graphs(self, verify: bool) -> tuple[OpGraph, OpGraph]:
+    def _graphs(self, tokens: int) -> tuple[OpGraph, OpGraph]:
         """The step of the specialised path, and that of the stock path."""
-        return step(self._architecture, verify=verify), step(self._architecture, REPLICATED, verify=verify)
+        return step(self._architecture, tokens=tokens), step(self._architecture, REPLICATED, tokens=tokens)
 
     def shard(self, spec: CellSpec, hardware: str) -> Shard:
         """Raises UserError for a cell that `excluded` names."""
@@ -87,7 +85,7 @@ class KimiK3Grid(Grid):
         from .rank_shard import RankShard
         from .step_shard import StepShard
 
-        graphs = self._graphs(spec.width > 1)
+        graphs = self._graphs(spec.width)
 
         def part(names: Sequence[str]) -> ComparedShard:
             return ComparedShard(*(RankShard(self._architecture, self._ops, spec, graph, names) for graph in graphs))

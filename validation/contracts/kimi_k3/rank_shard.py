@@ -67,13 +67,13 @@ class RankShard:
             axes["experts"] = self.architecture.moe.experts
         if "page_size" in axes:
             width = -(-self._tokens // PAGE)
-            axes |= {"table_width": width, "table_stride": width, "pages": 1 + rows * width}
+            axes |= {"table_width": width, "table_stride": width, "pages": 1 + rows // self.spec.width * width}
         return workload.model_copy(update={"axes": axes})
 
     @property
     def _tokens(self) -> int:
-        """Tokens that a row sees, its own included."""
-        return 1 + (self.spec.context or 0)
+        """Tokens that the last row of a request sees, its own included."""
+        return self.spec.width + (self.spec.context or 0)
 
     @cached_property
     def workloads(self) -> dict[str, Workload]:
@@ -122,10 +122,16 @@ class RankShard:
         return made
 
     def _fill(self, spec: TensorSpec, to: Tensor, random: Generator) -> None:
+        width = self.spec.width
         if spec.name == "lengths":
-            to.fill_(self._tokens)
-        elif spec.name in ("page_table", "slots"):
+            # One more for each token of a request.
+            to.copy_(self._tokens + 1 - width + torch.arange(len(to), device=to.device) % width)
+        elif spec.name == "slots":
             to.copy_((1 + torch.randperm(to.numel(), generator=random, device=to.device)).view(to.shape))
+        elif spec.name == "page_table":
+            # Rows of a request share its pages.
+            entries = 1 + torch.randperm(to.numel() // width, generator=random, device=to.device)
+            to.copy_(entries.view(-1, to.shape[1]).repeat_interleave(width, 0))
         elif spec.dtype is DType.U8 and spec.name.endswith("scale"):
             to.random_(*_scales(32 * spec.shape[-1]), generator=random)
         elif spec.dtype is DType.U8:
@@ -167,18 +173,24 @@ class RankShard:
     def cost(self) -> Cost:
         """As the ops' contracts count, without what stays inside; experts: as many as even choices meet on average.
 
-        A cache that one op of the layer writes a row of and another reads is not inside: its rows are there before.
+        A cache that one op of the layer writes a row of and another reads is not inside: its rows are there before. Those
+        of a request count once, however many of its tokens see them.
         """
         name = self.spec.key
         cost = self.part.cost(self.part.joined(name, [self.workloads[node.name] for node in self.nodes]))
         for node in self.nodes:
             for spec in self.contracts[node.op].tensors(self.workloads[node.name]):
-                if node.op == "mla_core" and spec.name == "cache":
+                read = cost.bytes_read
+                if node.op in ("mla_core", "mla_verify") and spec.name == "cache":
                     pages, size, width = spec.shape
                     counted = spec.dtype.bytes * pages * size * width
-                    padding = (pages - 1) * size - self.spec.rows * self._tokens
-                    read = cost.bytes_read + counted - spec.dtype.bytes * width * padding
-                    cost = cost.model_copy(update={"bytes_read": read})
+                    padding = (pages - 1) * size - self.spec.rows // self.spec.width * self._tokens
+                    read += counted - spec.dtype.bytes * width * padding
+                if node.op == "mla_verify" and spec.name == "page_table":
+                    # Taken off as a whole, and counted once a request.
+                    rows, width = spec.shape
+                    read += spec.dtype.bytes * (rows - rows // self.spec.width) * width
+                cost = cost.model_copy(update={"bytes_read": read})
         return cost
 
     def stock(self, tensors: Mapping[str, Tensor]) -> StockRun:

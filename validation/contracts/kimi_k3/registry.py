@@ -41,6 +41,9 @@ FILES: dict[str, tuple[str, ...]] = {
     "mla_projection": _own("mla_projection", *_LINEAR),
     "mla_query": _own("mla_query", "mla_query/inputs.py", *_PAGED, *_STEP, "step/norm.py"),
     "mla_core": _own("mla_core", "mla_core/inputs.py", *_PAGED),
+    "mla_verify": _own(
+        "mla_verify", "mla_verify/inputs.py", *_PAGED, *(f"mla_core/{name}.py" for name in (*_MODULES, "inputs"))
+    ),
     "mla_value": _own("mla_value", "linear_maths.py"),
     "dense_up": _own("dense_up", "linear_maths.py", *_SITU, *(f"front/{name}.py" for name in _MODULES)),
     "dense_down": _own("dense_down", "linear_maths.py", *(f"o_proj_residual/{name}.py" for name in _MODULES)),

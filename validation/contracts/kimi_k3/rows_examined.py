@@ -66,17 +66,21 @@ class Sample:
         """Pools of the rows' own pages behind the null page, and tables that point there."""
         for node in self.shard.nodes:
             for pool in _POOLS:
-                name, chosen = ("page_table", self.rows) if pool == "cache" else ("slots", self.requests)
-                key, table = f"{node.name}.{pool}", f"{node.name}.{name}"
+                key, table = f"{node.name}.{pool}", f"{node.name}.{'page_table' if pool == 'cache' else 'slots'}"
                 if key not in tensors:
                     continue
-                used = tensors[table].index_select(0, torch.tensor(chosen)).flatten().long()
+                # Of page tables there is one a row, which rows of a request share.
+                each = len(tensors[table]) // (self.shard.spec.rows // self.shard.spec.width)
+                chosen = torch.tensor(self.requests) * each
+                used = tensors[table].index_select(0, chosen).flatten().long()
                 self.pages[key] = used
                 whole = torch.cat([torch.zeros(1, dtype=torch.long), used])
                 self.tensors[key] = tensors[key].index_select(0, whole)
         for key, tensor in self.tensors.items():
             if key.rpartition(".")[2] in ("slots", "page_table"):
-                self.tensors[key] = (1 + torch.arange(tensor.numel(), dtype=torch.int32)).view(tensor.shape)
+                requests = len(self.requests)
+                numbers = 1 + torch.arange(tensor.numel() * requests // len(tensor), dtype=torch.int32)
+                self.tensors[key] = numbers.view(requests, -1).repeat_interleave(len(tensor) // requests, 0).view_as(tensor)
 
     def walk(
         self, path: Callable[[OpContract], Callable], *, known: Mapping[str, Tensor] = {}, until: Collection[str] = ()
@@ -166,11 +170,10 @@ class RowsExamined(Examined):
         node = shard.nodes[member]
         rows, own = torch.tensor([sample.rows[row] for row in clear]), torch.tensor(list(clear))
         if tensor in _POOLS:
-            owners = sample.rows if tensor == "cache" else sample.requests
+            owners = sample.requests
             pages = sample.pages[f"{node.name}.{tensor}"].view(len(owners), -1)
             numbers = 1 + torch.arange(pages.numel()).view(pages.shape)
-            if tensor != "cache":
-                own = torch.tensor(sorted({owners.index(int(row) // shard.spec.width) for row in rows}))
+            own = torch.tensor(sorted({owners.index(int(row) // shard.spec.width) for row in rows}))
             rows, own = pages[own].flatten(), numbers[own].flatten()
         return _Wanted(comparison, node.writes[tensor], rows, own)
 

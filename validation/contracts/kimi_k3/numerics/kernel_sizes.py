@@ -29,7 +29,10 @@ def constants(of: Architecture) -> dict[str, dict[str, float]]:
         **{
             op: {"HEAD_DIM": of.kda.head_dim, "GATE_RANK": of.kda.gate_rank} for op in ("kda_decode", "kda_verify")
         },
-        "mla_core": {"LATENT": mla.kv_lora_rank, "SHARED": mla.qk_rope_head_dim, "SCALE_LOG2": scale},
+        **{
+            op: {"LATENT": mla.kv_lora_rank, "SHARED": mla.qk_rope_head_dim, "SCALE_LOG2": scale}
+            for op in ("mla_core", "mla_verify")
+        },
         "mla_value": {"LATENT": mla.kv_lora_rank, "HEAD_DIM": mla.v_head_dim},
         "mla_query": {
             "Q_RANK": mla.q_lora_rank, "LATENT": mla.kv_lora_rank, "NOPE": mla.qk_nope_head_dim,
@@ -79,6 +82,7 @@ def configurations(of: Architecture, tp: int) -> dict[str, Mapping[str, Any]]:
             "num_stages": 2,
         },
         "mla_core": {"splits": 2, "block_tokens": 64, "num_warps": 4, "num_stages": 2},
+        "mla_verify": {"block_q": 32, "splits": 2, "block_tokens": 64, "num_warps": 4, "num_stages": 2},
     }  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """The core of absorbed MLA over a paged latent cache: own Triton split-KV attention, and the merge of its splits.
 
-All heads of a request share each latent row that is read, the row being key and value at once.
+All heads and tokens of a request share each latent row that is read, the row being key and value at once. Tiles of queries
+that are too many for one are neighbours in the order of programs, so that the rows come from memory once.
 """
 
 from dataclasses import dataclass
@@ -39,13 +40,18 @@ class Paging:
     """Where the cached rows of each request lie, and which rows of the batch are its own."""
 
     pages: Tensor
-    """[requests, .] int: any row stride"""
+    """[requests, .] int: any row stride; without `starts`, [rows, .], alike for rows of a request"""
     lengths: Tensor
-    """[requests] int32: tokens before this step; `single`: with this step's"""
+    """[requests] int32: tokens before this step; without `starts`, [rows]: tokens that a row sees, none if it is padding"""
     starts: Tensor | None = None
-    """[requests + 1] int32: the first row of each request. None, `single`: one row a request, none at length 0"""
+    """[requests + 1] int32: the first row of each request. None: each has `width` of them, live ones first"""
     width: int = 1
     """The most rows of a request"""
+
+    @property
+    def requests(self) -> int:
+        """How many there are."""
+        return len(self.pages) // (self.width if self.starts is None else 1)
 
 
 @triton.jit
@@ -54,8 +60,8 @@ def _attend_kernel(
     unrotated,  # [rows, heads, shared] bf16, any strides of rows and heads
     cache,  # [pages, page_size, latent + shared] bf16
     pages,
-    lengths,  # single: with this step's token; else before this step
-    starts,  # [requests + 1] int32; single: not read, each request has one row
+    lengths,  # with `each`: [rows], what a row sees; else [requests], before this step
+    starts,  # [requests + 1] int32; not read with `each`
     context,  # [splits, rows, heads, latent] float32: the split's softmax average
     logsumexp,  # [splits, rows, heads] float32, base 2; -inf for an empty split
     rows,
@@ -75,24 +81,32 @@ def _attend_kernel(
     tile: tl.constexpr,  # queries of a program, each a token of the request and a head
     block: tl.constexpr,
     whole: tl.constexpr,  # a block of tokens lies in one page
-    single: tl.constexpr,
+    each: tl.constexpr,  # rows of every request; 0: see `starts`
 ):
-    request, split, splits = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
-    if single:
-        start, count = request, 1
-        length = tl.load(lengths + request)
-        before = length - 1
+    request, split, splits = tl.program_id(1), tl.program_id(2), tl.num_programs(2)
+    index = tl.program_id(0) * tile + tl.arange(0, tile)
+    token, head = index // heads, index % heads
+    if each > 0:
+        start, count = request * each, each
     else:
         start = tl.load(starts + request)
         count = tl.load(starts + request + 1) - start
+    exists = token < count
+    # Tokens that each query sees, and the most of them.
+    if each == 1:
+        length = tl.load(lengths + request)
+        limit = length + token
+    elif each > 1:
+        limit = tl.load(lengths + start + token, exists, 0)
+        length = tl.max(limit)
+    else:
         before = tl.load(lengths + request)
         length = before + count
+        limit = before + token + 1
+    table = start if each > 0 else request
     share = tl.cdiv(tl.cdiv(length, splits), block) * block
     begin, end = split * share, tl.minimum((split + 1) * share, length)
 
-    index = tl.program_id(2) * tile + tl.arange(0, tile)
-    token, head = index // heads, index % heads
-    exists = token < count
     row, head = (start + token).to(tl.int64), head.to(tl.int64)
     c, s = tl.arange(0, latent_padded), tl.arange(0, shared_padded)
     # Columns are a request's queries, so that the tokens' side fills the tensor cores and stays in shared memory.
@@ -113,16 +127,16 @@ def _attend_kernel(
         position = at + tl.arange(0, block)
         inside = position < end
         if whole:
-            page = tl.load(pages + request * pages_stride + at // page_size).to(tl.int64)
+            page = tl.load(pages + table * pages_stride + at // page_size).to(tl.int64)
             source = cache + page * page_stride + (at % page_size + tl.arange(0, block)) * (latent + shared)
         else:
-            page = tl.load(pages + request * pages_stride + position // page_size, inside, 0).to(tl.int64)
+            page = tl.load(pages + table * pages_stride + position // page_size, inside, 0).to(tl.int64)
             source = cache + page * page_stride + (position % page_size) * (latent + shared)
         key = tl.load(source[:, None] + c[None, :], inside[:, None] & (c < latent)[None, :], 0)
         key_shared = tl.load(source[:, None] + latent + s[None, :], inside[:, None] & (s < shared)[None, :], 0)
         scores = tl.dot(key, q)
         scores = tl.dot(key_shared, q_shared, scores) * scale
-        visible = inside[:, None] & (position[:, None] <= before + token[None, :])
+        visible = inside[:, None] & (position[:, None] < limit[None, :])
         scores = tl.where(visible, scores, float("-inf"))
         larger = tl.maximum(largest, tl.max(scores, 0))
         # A query that has seen nothing yet has no maximum to subtract.
@@ -183,7 +197,7 @@ def attend(
     latent + shared] bf16. `processors`: multiprocessors of the card. `tactic` is chosen by size unless given.
     """
     rows, heads, latent = absorbed.shape
-    requests, page_size, queries = len(paging.pages), cache.shape[1], paging.width * heads
+    requests, page_size, queries = paging.requests, cache.shape[1], paging.width * heads
     tile = min(_TILES[-1], max(_TILES[0], triton.next_power_of_2(queries)))
     tiles, tokens = triton.cdiv(queries, tile), paging.pages.shape[1] * page_size
     tactic = tactic or TACTICS[tile]
@@ -193,14 +207,14 @@ def attend(
     context = absorbed.new_empty(splits, rows, heads, latent, dtype=torch.float32)
     logsumexp = absorbed.new_empty(splits, rows, heads, dtype=torch.float32)
     shared = unrotated.shape[2]
-    single = paging.starts is None
-    _attend_kernel[(requests, splits, tiles)](
+    alike = paging.starts is None
+    _attend_kernel[(tiles, requests, splits)](
         absorbed,
         unrotated,
         cache,
         paging.pages,
         paging.lengths,
-        paging.lengths if single else paging.starts,
+        paging.lengths if alike else paging.starts,
         context,
         logsumexp,
         rows,
@@ -218,7 +232,7 @@ def attend(
         tile,
         tactic.block,
         page_size % tactic.block == 0,
-        single,
+        paging.width if alike else 0,
         num_warps=tactic.warps,
         num_stages=tactic.stages,
     )

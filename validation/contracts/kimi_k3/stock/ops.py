@@ -71,9 +71,9 @@ def mla(architecture: Architecture, tp: int) -> Mla:
     return Mla(architecture, tp)
 
 
-def paging(t: Tensors) -> Paging:
-    """Of an op over pages: a row is a request, and its length counts its own token."""
-    return Paging(t["page_table"], t["lengths"])
+def paging(t: Tensors, tokens: int = 1) -> Paging:
+    """Of an op over pages: requests of `tokens` rows, whose lengths count their own tokens."""
+    return Paging(t["page_table"], t["lengths"], width=tokens)
 
 
 @_binds("in_projection", "mla_projection", "shared_down", "head")
@@ -129,9 +129,9 @@ def _mla_query(contract, t: Tensors, axes: Axes, out: Outputs) -> Callable[[], N
     return run
 
 
-@_binds("mla_core")
+@_binds("mla_core", "mla_verify")
 def _mla_core(contract, t: Tensors, axes: Axes, out: Outputs) -> Callable[[], None]:
-    sizes, pages = contract.architecture.mla, paging(t)
+    sizes, pages = contract.architecture.mla, paging(t, axes.get("tokens", 1))
     absorbed, unrotated = t["query"].split([sizes.kv_lora_rank, sizes.qk_rope_head_dim], 2)
     processors = mla(contract.architecture, axes["tp"]).processors
     return lambda: attend(absorbed, unrotated, t["cache"], pages, sizes, out["context"], processors)

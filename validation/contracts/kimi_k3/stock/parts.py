@@ -128,7 +128,8 @@ def _attention(walk: _Walk, nodes: list[Node]) -> None:
     query, core = nodes
     contract, axes = walk.contracts[query.op], walk.workloads[query.name].axes
     t, pieces = walk.read(query), ops.mla(contract.architecture, axes["tp"])
-    paging, sizes = ops.paging(t), contract.architecture.mla
+    paging = ops.paging(t, walk.workloads[core.name].axes.get("tokens", 1))
+    sizes = contract.architecture.mla
     context = t["projected"].new_empty(axes["rows"], axes["heads"], sizes.kv_lora_rank)
 
     def run() -> None:
@@ -166,6 +167,7 @@ def _mixture(walk: _Walk, nodes: list[Node]) -> None:
 
 _FUSIONS = (
     _Fusion(("mla_query", "mla_core"), ("query",), _attention),
+    _Fusion(("mla_query", "mla_verify"), ("query",), _attention),
     _Fusion(
         ("front", "routing", "experts", "shared_down"),
         ("logits", "latent", "shared", "ids", "weights"),
