@@ -13,7 +13,6 @@ from pydantic import Field, model_validator
 
 from fasttrack_validation.contracts.grid import Span
 from fasttrack_validation.errors import UserError
-from fasttrack_validation.performance.records import Measured
 from fasttrack_validation.records import Frozen
 
 from . import strict_toml
@@ -79,7 +78,7 @@ def steps(cells: "Sequence[Cell[CellSpec, Record]]", layers: Mapping[str, int]) 
 
 
 def _step(tp: int, tokens: int, rows: int, cells: "Sequence[Cell[CellSpec, Record]]", layers: Mapping[str, int]) -> Step:
-    without = [cell.spec.key for cell in cells if not isinstance(cell.outcome, Measured)]
+    without = [cell.spec.key for cell in cells if cell.outcome.kind != "measured"]
     absent = sorted(layers.keys() - {cell.spec.kind for cell in cells})
     if without or absent:
         return Step(tp, tokens, rows, None, f"no figure for {', '.join(without or absent)}")

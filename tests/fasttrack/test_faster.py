@@ -1,5 +1,7 @@
 """Which steps records show to be faster: sums and orders worked out by hand."""
 
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -117,3 +119,9 @@ def test_a_place_is_listed_once():
     text = '[[entry]]\nhardware = "h200"\ntp = 8\ntokens = 1\nrows = 1\n'
     with pytest.raises(UserError, match="listed twice"):
         faster.parse(text + text, Path("faster.toml"))
+
+
+def test_the_gate_reads_the_table_without_torch():
+    code = "import sys, fasttrack.gate; print(sorted({'torch', 'triton'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
