@@ -9,7 +9,7 @@ from fasttrack_validation.judge import pack_file
 from fasttrack_validation.judge.candidate import Candidate
 from fasttrack_validation.judge.recorded import Recorded, require_whole
 from fasttrack_validation.judge.verdict import Verdict
-from fasttrack_validation.records import canonical_json
+from fasttrack_validation.records import canonical_json, sha256
 
 from .dispatch import Config
 from .storage import write_file
@@ -73,8 +73,8 @@ class Packed:
         self._files = files
 
     def identity(self, op: str) -> dict[str, object]:
-        """Who rules on `op`, and where."""
-        return self._judge.identity(op)
+        """Who rules on `op`, where, and on which records: the same candidate compiled by another toolchain is another record."""
+        return self._judge.identity(op) | {"records": sorted(sha256(path.read_bytes()) for path in self._files.values())}
 
     def screen(self, candidate: Candidate, workloads: Sequence[str]) -> Verdict:
         """As `rounds.Judging`, on the part of the record that the workloads need."""

@@ -136,8 +136,15 @@ def test_records_of_the_tree_stand_in_for_recording(directory, tmp_path, monkeyp
         def rule(self, record, *, timed, thorough=True):
             return self.confirm(record.candidate, record.declared, timed)
 
-    (done,) = confirmed(directory, packed.Packed(Ruling(), packed.by_candidate(paths)))
+    files = packed.by_candidate(paths)
+    (done,) = confirmed(directory, packed.Packed(Ruling(), files))
     assert done.places == {"h200/tp8/1-1": 101.0, "h200/tp8/2-4": 200.0}
+    # A verdict that is kept is one on these records, not on the same candidate recorded by other tools.
+    again, other = Ruling(), Ruling()
+    confirmed(directory, packed.Packed(again, files))
+    pack_file.write(pack_file.read(paths[0]).model_copy(update={"toolchain": {"triton": "another"}}), paths[0])
+    confirmed(directory, packed.Packed(other, files))
+    assert (len(again.calls), len(other.calls)) == (0, 2)
     with pytest.raises(UserError, match="no record of copy with the configuration"):
         confirmed(directory, packed.Packed(Ruling(), packed.by_candidate(paths[:1])), fresh=True)
 
