@@ -44,8 +44,8 @@ whether the launch is programmatic, and streams weights before the kernel in fro
 
 SOURCE = "kernels/cuda/mla_front.cu"
 TOKENS = 16
-# Cached rows of a unit, 16 bytes apart from each other; a unit of weights is smaller.
-SLOT_BYTES = TOKENS * (2 * (LATENT + SHARED_KEY) + 16)
+# Cached rows of a unit, pairs 16 bytes apart from each other; a unit of weights is smaller.
+SLOT_BYTES = TOKENS // 2 * (4 * (LATENT + SHARED_KEY) + 16)
 SCRATCH_BYTES = 2 * ROWS_AT_ONCE * Q_RANK
 # Beside the scratch: the newest cached row; of each row two scales, its length, its slices, a sum of each warp.
 KEPT_BYTES = 2 * (LATENT + SHARED_KEY) + 4 * ROWS_AT_ONCE * (4 + half_layer.WARPS)

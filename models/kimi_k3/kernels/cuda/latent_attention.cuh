@@ -21,8 +21,13 @@ constexpr int kLatent = 512, kSharedKey = 64, kCached = kLatent + kSharedKey;
 constexpr int kTokens = 16;                   // cached rows of a unit
 constexpr int kTogether = 4;                  // units at a time
 constexpr int kRowBytes = 2 * kCached;
-constexpr int kRowPitch = kRowBytes + 16;     // eight rows begin in different banks
-constexpr int kSlotBytes = kTokens * kRowPitch;
+// Two cached rows come as one copy, since the copy engine takes its time for each. Matrices of eight rows are read from
+// shared memory, one row of each pair, and pairs begin in different banks: row `i` of a unit's products is row_of(i) of
+// the cache.
+constexpr int kCopies = kTokens / 2, kCopyBytes = 2 * kRowBytes, kCopyPitch = kCopyBytes + 16;
+constexpr int kSlotBytes = kCopies * kCopyPitch;
+__device__ constexpr int row_of(int i) { return i % kCopies * 2 + i / kCopies; }
+__device__ constexpr int bytes_to(int i) { return i % kCopies * kCopyPitch + i / kCopies * kRowBytes; }
 static_assert(PAGE % kTokens == 0, "a unit lies in one page");
 static_assert(HEADS <= kWarps, "a warp takes one head");
 
@@ -65,7 +70,7 @@ __device__ void produce_slice(Ring& ring, const Slice& slice, const int* pages, 
         const int token = unit * kTokens;
         const __nv_bfloat16* page = cache + static_cast<int64_t>(__ldg(pages + token / PAGE)) * page_stride;
         const int rows = min(kTokens, slice.length - 1 - token);
-        ring.push_rows(page + token % PAGE * kCached, rows, kRowBytes, kRowPitch, *ahead);
+        ring.template push_pieces<kCopies, kCopyBytes, kCopyPitch>(page + token % PAGE * kCached, rows * kRowBytes, *ahead);
     }
 }
 
@@ -113,8 +118,7 @@ public:
             if (warp() < HEADS) weigh(min(seen, units * kTokens), scores, weights, kept);
             sync_consumers();
             add_values(ring, units, weights, kept);
-#pragma unroll 1
-            for (int i = 0; i < units; ++i) ring.pop();
+            ring.pop(units);
         }
     }
 
@@ -149,7 +153,7 @@ private:
         constexpr int kWords = kRowBytes / 4;
         for (int i = threadIdx.x; i < (kTokens - rows + 1) * kWords; i += kConsumers) {
             const int row = rows - 1 + i / kWords, word = i % kWords;
-            reinterpret_cast<uint32_t*>(slot + row * kRowPitch)[word] =
+            reinterpret_cast<uint32_t*>(slot + row / 2 * kCopyPitch + row % 2 * kRowBytes)[word] =
                 row < rows ? reinterpret_cast<const uint32_t*>(newest)[word] : 0;
         }
     }
@@ -158,13 +162,13 @@ private:
     __device__ void score(uint32_t slot, float* scores) const {
         float even[4] = {}, odd[4] = {};
         // Matrices: rows 0 to 7 and 8 to 15 of eight k, then of the next eight.
-        const uint32_t row = slot + (lane() & 15) * kRowPitch + quarter() * kQuarter * 2 + lane() / 16 * 16;
+        const uint32_t row = slot + bytes_to(lane() & 15) + quarter() * kQuarter * 2 + lane() / 16 * 16;
 #pragma unroll
         for (int step = 0; step < kSteps; ++step)
             mma_bf16(step % 2 ? odd : even, load_matrices(row + step * 32), query_[step][0], query_[step][1]);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            const int head = group() * 8 + lane() % 4 * 2 + i % 2, token = i / 2 * 8 + lane() / 4;
+            const int head = group() * 8 + lane() % 4 * 2 + i % 2, token = row_of(i / 2 * 8 + lane() / 4);
             if (head < HEADS) scores[(quarter() * HEADS + head) * kScorePitch + token] = even[i] + odd[i];
         }
     }
@@ -193,7 +197,8 @@ private:
         for (int i = 0; i < 2; ++i) {
             const float weight = exp2f(score[i] - largest);
             total_ += weight;
-            weights[warp() * kWeightPitch + lane() + 32 * i] = __float2bfloat16(weight);
+            const int place = lane() / 16 * 16 + lane() % 2 * kCopies + lane() % 16 / 2;  // row_of(place % 16) is lane() % 16
+            weights[warp() * kWeightPitch + place + 32 * i] = __float2bfloat16(weight);
         }
         if (lane() == 0) kept[warp()] = share;
     }
@@ -212,8 +217,7 @@ private:
 #pragma unroll 1
         for (int unit = 0; unit < units; ++unit) {
             // Matrices: latents 0 to 7 and 8 to 15 of eight rows, then of the other eight.
-            const uint32_t row = ring.behind(unit) + ((lane() & 7) + lane() / 16 * 8) * kRowPitch + warp() * 64 +
-                                 (lane() & 8) * 2;
+            const uint32_t row = ring.behind(unit) + bytes_to((lane() & 7) + lane() / 16 * 8) + warp() * 64 + (lane() & 8) * 2;
             const uint4 cached[2] = {load_transposed(row), load_transposed(row + 32)};
 #pragma unroll
             for (int group = 0; group < kGroups; ++group) {

@@ -57,14 +57,21 @@ public:
         advance();
     }
 
-    // The same for `count` rows of `bytes`, side by side in global memory and `pitch` bytes apart in the slot; none is
-    // a slot that is full at once.
-    __device__ void push_rows(const void* source, int count, int bytes, int pitch, uint32_t ahead) {
-        const uint32_t barrier = next(ahead, count * bytes);
+    // The same for a unit of PIECES pieces of `PIECE` bytes, side by side in global memory and `PIECE_PITCH` bytes apart in the
+    // slot. `bytes`: how much of it there is; none is a slot that is full at once.
+    template <int PIECES, int PIECE, int PIECE_PITCH>
+    __device__ void push_pieces(const void* source, int bytes, uint32_t ahead) {
+        const uint32_t barrier = next(ahead, bytes), slot = slots_ + slot_ * PITCH;
         const uint64_t policy = read_once();
-        for (int row = 0; row < count; ++row)
-            copy(slots_ + slot_ * PITCH + row * pitch, static_cast<const char*>(source) + row * bytes, bytes, barrier,
-                 policy);
+        const char* from = static_cast<const char*>(source);
+        if (bytes == PIECES * PIECE) {
+#pragma unroll
+            for (int i = 0; i < PIECES; ++i) copy(slot + i * PIECE_PITCH, from + i * PIECE, PIECE, barrier, policy);
+        } else {
+#pragma unroll 1
+            for (int i = 0; i * PIECE < bytes; ++i)
+                copy(slot + i * PIECE_PITCH, from + i * PIECE, min(PIECE, bytes - i * PIECE), barrier, policy);
+        }
         advance();
     }
 
@@ -82,16 +89,18 @@ public:
         return slots_ + slot * PITCH;
     }
 
-    // Consumer warp: this warp has read its part of the slot. The fence orders each lane's reads before the copy that
+    // Consumer warp: this warp has read its part of the next `count` slots. The fence orders each lane's reads before the copy that
     // fills the slot again: that writes through another proxy, which the barrier alone does not hold back. Without it,
     // of some ten thousand launches on a GPU that switches between processes one multiplied with weights 13 units
     // further on.
-    __device__ void pop() {
+    __device__ void pop(int count = 1) {
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
         __syncwarp();
-        if ((threadIdx.x & 31) == 0)
-            asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(empty_ + 8 * slot_) : "memory");
-        advance();
+        for (int i = 0; i < count; ++i) {
+            if ((threadIdx.x & 31) == 0)
+                asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(empty_ + 8 * slot_) : "memory");
+            advance();
+        }
     }
 
 private:
