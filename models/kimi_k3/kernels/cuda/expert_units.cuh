@@ -26,7 +26,7 @@ struct UnitsWork {
 };
 
 // For up to eight rows: every place finds its rank among all, then a warp finds where experts begin.
-__device__ __forceinline__ int list_few(Units& u, UnitsWork& work, const int* ids, int places) {
+__device__ __forceinline__ void list_few(Units& u, UnitsWork& work, const int* ids, int places) {
   constexpr int most = 8 * TOP, parts = 32 * UNIT_WARPS / most, each = most / 32;
   static_assert(parts <= 32, "the threads of a place are in one warp");
   const int thread = threadIdx.x, lane = thread & 31, place = thread / parts;
@@ -68,23 +68,25 @@ __device__ __forceinline__ int list_few(Units& u, UnitsWork& work, const int* id
       if (begins[i]) u.expert[unit] = expert[i], u.begin[unit++] = lane * each + i;
   }
   __syncthreads();
-  return u.count;
 }
 
-// Fills expert, begin and places; returns the number of units, whose experts ascend but for one row's. Where a row
+// Fills all of `u`. Experts of units ascend but for one row's. Where a row
 // stands in a unit may change from run to run, its result doesn't: columns of an MMA are independent.
-__device__ __forceinline__ int list_units(Units& u, UnitsWork& work, const int* ids, int places) {
+__device__ __forceinline__ void list_units(Units& u, UnitsWork& work, const int* ids, int places) {
   const int thread = threadIdx.x, lane = thread & 31, warp = thread >> 5;
   if (places == TOP) {  // The experts of one row are distinct.
     if (thread < TOP) {
       u.expert[thread] = ids[thread];
       u.begin[thread] = u.places[thread] = thread;
     }
-    if (thread == TOP) u.begin[TOP] = TOP;
+    if (thread == TOP) u.begin[TOP] = u.count = TOP;
     __syncthreads();
-    return TOP;
+    return;
   }
-  if (MOST_ROWS == 8) return list_few(u, work, ids, places);
+  if (MOST_ROWS == 8) {
+    list_few(u, work, ids, places);
+    return;
+  }
   constexpr int threads = 32 * UNIT_WARPS, each = (EXPERTS + threads - 1) / threads;
   for (int e = thread; e < EXPERTS; e += threads) work.counts[e] = 0;
   __syncthreads();
@@ -120,9 +122,8 @@ __device__ __forceinline__ int list_units(Units& u, UnitsWork& work, const int* 
     work.counts[e] = before & 0xFFFF;
     before += 1u << 16 | count;
   }
-  if (thread == 0) u.begin[total >> 16] = places;
+  if (thread == 0) u.count = total >> 16, u.begin[total >> 16] = places;
   __syncthreads();
   for (int p = thread; p < places; p += threads) u.places[atomicAdd(work.counts + ids[p], 1)] = p;
   __syncthreads();
-  return total >> 16;
 }

@@ -1,6 +1,7 @@
 // Sixteen MXFP4 experts a row in one persistent launch: W1 and W3 with SiTU, grid barrier, W2, weighted sum. With ROUTE
-// their choice comes before, with SHARED the second product of the shared expert: its weights are on their way while the
-// choice is made. With UP the layer's end comes behind a last barrier, where ranks exchange: see latent_up.cuh.
+// their choice comes before, with SHARED the second product of the shared expert between the two: its weights are on their
+// way while the choice is made, and while it is computed the first weights of the chosen experts come as far as the L2. With
+// UP the layer's end comes behind a last barrier, where ranks exchange: see latent_up.cuh.
 //
 // Constants from the host: EXPERTS, TOP, LATENT, CHANNELS (of this rank), MOST_ROWS, STAGES of a warp's ring, SPREAD,
 // BLOCKS of the grid, ROUTE, SHARED, HIDDEN, SHARED_CHANNELS, UP with what latent_up.cuh takes,
@@ -41,6 +42,8 @@
 #define CHUNK_BYTES 544
 #define FIRST_BYTES (FIRST_CHUNKS * CHUNK_BYTES)
 #define SECOND_BYTES (SECOND_CHUNKS * CHUNK_BYTES)
+// Row blocks of W1 and W3 that a worker has brought near: all of one row's, 16 to 24 MB of more rows', which take longer.
+#define NEAR_BLOCKS (MOST_ROWS == 8 ? 3 : 2 + MOST_ROWS / 32)
 #define STAGE_BYTES (FIRST_BYTES > SECOND_BYTES ? FIRST_BYTES : SECOND_BYTES)
 static_assert(LATENT % (64 * SLICES) == 0 && CHANNELS % 64 == 0, "slices and chunks are whole");
 static_assert(SPREAD || (MOST_ROWS <= 16 && 2 * BLOCKS >= SECOND_BLOCKS), "a block keeps the products of all places");
@@ -161,10 +164,11 @@ experts(
   Units& u = s.units;
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, group = warp / SLICES, slice = warp % SLICES;
   const int worker = blockIdx.x * GROUPS + group, workers = gridDim.x * GROUPS, places = rows * TOP;
+  const bool one_row = MOST_ROWS == 8 && rows == 1;
 #if ROUTE
   // Asked for ahead of all weights, behind which it would queue for microseconds.
   Candidates among = {};
-  if (rows == 1 || blockIdx.x < rows) among = candidates(logits + (size_t)(rows > 1 ? blockIdx.x : 0) * logits_stride, bias);
+  if (one_row || blockIdx.x < rows) among = candidates(logits + (size_t)(one_row ? 0 : blockIdx.x) * logits_stride, bias);
 #endif
 #if UP
   for (int line = blockIdx.x * blockDim.x + threadIdx.x; line < RANKS * rows * (LATENT / 64); line += gridDim.x * blockDim.x) {
@@ -183,9 +187,9 @@ experts(
     barriers_ready();
   }
 
-  // What this warp takes, in order: `shared_count` row blocks of the shared expert, `first_count` (unit, row block) of
-  // W1 and W3, `second_count` of W2. It may ask for the first `known` of them.
-  int shared_block = 0, shared_count = 0, first = 0, first_count = 0, second = 0, second_count = 0, known = 0;
+  // What this warp takes, in order: `shared_count` row blocks of the shared expert, (unit, row block) of W1 and W3 up to
+  // stage `first_end`, `second_count` of W2. It may ask for the first `known` of them.
+  int shared_block = 0, shared_count = 0, first = 0, first_end = 0, second = 0, second_count = 0, known = 0;
 #if SHARED
   shared_block = part(SHARED_BLOCKS, worker, workers);
   known = shared_count = part(SHARED_BLOCKS, worker + 1, workers) - shared_block;
@@ -193,21 +197,19 @@ experts(
   int ask_unit = 0, ask_block = 0;
   const auto ask = [&] {
     if (lane || stream.asked >= known) return;
-    int index = stream.asked;
 #if SHARED
-    if (index < shared_count) {
+    if (stream.asked < shared_count) {
       constexpr int bytes = SHARED_FRAGMENTS * 512;
-      return stream.ask(shared_down + ((size_t)(shared_block + index) * SLICES + slice) * bytes, bytes);
+      return stream.ask(shared_down + ((size_t)(shared_block + stream.asked) * SLICES + slice) * bytes, bytes);
     }
-    index -= shared_count;
 #endif
-    if (index < first_count) {
-      if (index == 0) ask_unit = first / FIRST_BLOCKS, ask_block = first % FIRST_BLOCKS;
+    if (stream.asked < first_end) {
+      if (stream.asked == shared_count) ask_unit = first / FIRST_BLOCKS, ask_block = first % FIRST_BLOCKS;
       const size_t block = (size_t)u.expert[ask_unit] * FIRST_BLOCKS + ask_block;
       if (++ask_block == FIRST_BLOCKS) ask_block = 0, ask_unit++;
       return stream.ask(w13 + (block * SLICES + slice) * FIRST_BYTES, FIRST_BYTES);
     }
-    if (index == first_count) {
+    if (stream.asked == first_end) {
       ask_unit = SPREAD ? second / SECOND_BLOCKS : warp;
       ask_block = SPREAD ? second % SECOND_BLOCKS : blockIdx.x;
     } else if (SPREAD) {
@@ -230,83 +232,77 @@ experts(
   __syncthreads();
   STAMP(0);
 
-  int turn = 0, units = 0;
-  const auto list = [&](const int* chosen) {
-    units = list_units(u, s.listing, chosen, places);
-    first = part(units * FIRST_BLOCKS, worker, workers);
-    first_count = part(units * FIRST_BLOCKS, worker + 1, workers) - first;
-    known = shared_count + first_count;
-  };
 #if ROUTE
-  if (rows == 1)
+  if (one_row)
     choose(s.routing, among, ROUTED_SCALING, s.ids, s.weights);
   else if (blockIdx.x < rows)
     choose(s.routing, among, ROUTED_SCALING, ids + blockIdx.x * TOP, weights + blockIdx.x * TOP);
+  STAMP(1);
+  if (!one_row && !grid_barrier(barrier)) return;
+  const int* chosen = one_row ? s.ids : ids;
+#else
+  const int* chosen = ids;
+#endif
+  if (!SPREAD && (!ROUTE || !one_row) && threadIdx.x < places) s.weights[threadIdx.x] = weights[threadIdx.x];
   __syncthreads();
-#if !SPREAD
-  // The experts of one row are known, and rings are full of the shared expert: memory brings theirs as far as the L2, and
-  // a warp asks for them as it goes. W2 finds room in the rings later.
-  if (rows == 1) {
-    list(s.ids);
-    constexpr u32 bytes = SLICES * FIRST_BYTES;
-    if (slice == 0)
-      for (int i = first + lane; i < first + first_count; i += 32)
-        bring_near(w13 + ((size_t)s.ids[i / FIRST_BLOCKS] * FIRST_BLOCKS + i % FIRST_BLOCKS) * bytes, bytes);
-    ask_all();
+  list_units(u, s.listing, chosen, places);
+  first = part(u.count * FIRST_BLOCKS, worker, workers);
+  known = first_end = shared_count + part(u.count * FIRST_BLOCKS, worker + 1, workers) - first;
+  STAMP(2);
+#if SHARED
+  // Rings are full of the shared expert: memory brings the first weights of the others as far as the L2, and a warp asks for
+  // them as it goes. All of one row's fit; W2 finds room in the rings later.
+  constexpr u32 bytes = SLICES * FIRST_BYTES;
+  if (slice == 0 && lane < min(first_end - shared_count, NEAR_BLOCKS)) {
+    const int at = first + lane;
+    bring_near(w13 + ((size_t)u.expert[at / FIRST_BLOCKS] * FIRST_BLOCKS + at % FIRST_BLOCKS) * bytes, bytes);
   }
 #endif
-#endif
-  STAMP(1);
+  ask_all();
+  int turn = 0;
 #if SHARED
-  for (int block = shared_block; block < shared_block + shared_count; block++) {
-    const u32* stage = nullptr;
-    for (int tile = 0; tile < rows; tile += 8) {
-      uint2 token[SHARED_FRAGMENTS];
+  {
+    uint2 token[SHARED_FRAGMENTS];
+    const auto load = [&](int tile) {
       const size_t row = min(tile + (lane >> 2), rows - 1);
       const u16* slice_of_row = shared_x + row * shared_x_stride + slice * SHARED_FRAGMENTS * 16;
       const uint2* source = (const uint2*)slice_of_row + (lane & 3);
 #pragma unroll
       for (int f = 0; f < SHARED_FRAGMENTS; f++) token[f] = __ldg(source + f * 4);
-      if (tile == 0) stage = stream.take();
-      float sum[4] = {0, 0, 0, 0};
+    };
+    load(0);
+    for (int block = shared_block; block < shared_block + shared_count; block++) {
+      const u32* stage = nullptr;
+      for (int tile = 0; tile < rows; tile += 8) {
+        if (tile == 0) stage = stream.take();
+        float sum[4] = {0, 0, 0, 0};
 #pragma unroll
-      for (int f = 0; f < SHARED_FRAGMENTS; f++) {
-        const uint4 words = *(const uint4*)(stage + f * 128 + lane * 4);
-        mma(sum, {words.x, words.y, words.z, words.w}, token[f].x, token[f].y);
+        for (int f = 0; f < SHARED_FRAGMENTS; f++) {
+          const uint4 words = *(const uint4*)(stage + f * 128 + lane * 4);
+          mma(sum, {words.x, words.y, words.z, words.w}, token[f].x, token[f].y);
+        }
+        if (rows > 8) load(tile + 8 < rows ? tile + 8 : 0);  // the next tile's, on their way meanwhile
+        if (tile + 8 >= rows) {
+          stream.release();
+          ask();
+        }
+        if (const Slice* slices = hand_over(s, sum, turn)) {
+          for (int t = tile + (lane >> 4); t < min(rows, tile + 8); t += 2)
+            partial[(size_t)t * HIDDEN + block * 16 + (lane & 15)] = to_bf16(added_slices(slices, lane & 15, t - tile));
+          added(s, turn);
+        }
+        turn++;
       }
-      if (tile + 8 >= rows) {
-        stream.release();
-        ask();
-      }
-      if (const Slice* slices = hand_over(s, sum, turn)) {
-        for (int t = tile + (lane >> 4); t < min(rows, tile + 8); t += 2)
-          partial[(size_t)t * HIDDEN + block * 16 + (lane & 15)] = to_bf16(added_slices(slices, lane & 15, t - tile));
-        added(s, turn);
-      }
-      turn++;
     }
   }
 #endif
-#if ROUTE
-  if (rows > 1 && !grid_barrier(barrier)) return;
-  const int* chosen = rows == 1 ? s.ids : ids;
-#else
-  const int* chosen = ids;
-#endif
-  STAMP(2);
-  if (!SPREAD && (!ROUTE || rows > 1) && threadIdx.x < places) s.weights[threadIdx.x] = weights[threadIdx.x];
-  if (units == 0) {
-    __syncthreads();  // Listing writes where slices were added.
-    list(chosen);
-    ask_all();
-  }
   STAMP(3);
   {
     uint4 token[FIRST_CHUNKS][2];
     int unit = first / FIRST_BLOCKS, block = first % FIRST_BLOCKS, begin = 0, count = 0;
     bool fresh = true;
 #pragma unroll 1
-    for (int i = 0; i < first_count; i++) {
+    while (stream.taken < first_end) {
       if (fresh) begin = u.begin[unit], count = u.begin[unit + 1] - begin;
       const u32* stage = nullptr;
 #pragma unroll 1
@@ -321,10 +317,9 @@ experts(
         if (tile == 0) stage = stream.take();
         float sum[4] = {0, 0, 0, 0};
         multiply<FIRST_CHUNKS>(stage, token, sum);
-        if (tile + 8 >= count) {
-          stream.release();
-          ask();
-        }
+        // Of every tile, though the last one's would do: then no path leads from a read to a copy without a fence.
+        stream.settle();
+        if (tile + 8 >= count) stream.taken++, ask();
         if (const Slice* slices = hand_over(s, sum, turn)) {
           for (int t = tile + (lane >> 3); t < min(count, tile + 8); t += 4) {
             const int channel = lane & 7;
@@ -341,7 +336,7 @@ experts(
     }
   }
 
-  const int blocks = gridDim.x, own_blocks = (SECOND_BLOCKS - (int)blockIdx.x + blocks - 1) / blocks;
+  const int units = u.count, blocks = gridDim.x, own_blocks = (SECOND_BLOCKS - (int)blockIdx.x + blocks - 1) / blocks;
   const int own_units = (units - warp + WARPS - 1) / WARPS;
   second = SPREAD ? part(units * SECOND_BLOCKS, blockIdx.x * WARPS + warp, gridDim.x * WARPS) : 0;
   second_count = SPREAD ? part(units * SECOND_BLOCKS, blockIdx.x * WARPS + warp + 1, gridDim.x * WARPS) - second
@@ -389,18 +384,21 @@ experts(
     if (++block == SECOND_BLOCKS) block = 0, unit++, fresh = true;
   }
   if (!grid_barrier(barrier)) return;
-  const float* weight = ROUTE && rows == 1 ? s.weights : weights;
-  const int pairs = rows * (LATENT / 2);
-  for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < pairs; i += gridDim.x * blockDim.x) {
-    const int row = i / (LATENT / 2), column = i % (LATENT / 2);
-    const float2* product = (const float2*)outputs + (size_t)row * TOP * (LATENT / 2) + column;
-    float2 total = {0, 0};
+  const float* weight = ROUTE && one_row ? s.weights : weights;
+  const int quads = rows * (LATENT / 4);
+  for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < quads; i += gridDim.x * blockDim.x) {
+    const int row = i / (LATENT / 4), column = i % (LATENT / 4);
+    const float4* product = (const float4*)outputs + (size_t)row * TOP * (LATENT / 4) + column;
+    float4 values[TOP], total = {0, 0, 0, 0};
+#pragma unroll
+    for (int k = 0; k < TOP; k++) values[k] = product[(size_t)k * (LATENT / 4)];
 #pragma unroll
     for (int k = 0; k < TOP; k++) {
-      const float2 value = product[(size_t)k * (LATENT / 2)];
-      total.x = fmaf(weight[row * TOP + k], value.x, total.x), total.y = fmaf(weight[row * TOP + k], value.y, total.y);
+      const float share = weight[row * TOP + k];
+      total.x = fmaf(share, values[k].x, total.x), total.y = fmaf(share, values[k].y, total.y);
+      total.z = fmaf(share, values[k].z, total.z), total.w = fmaf(share, values[k].w, total.w);
     }
-    ((u32*)routed)[i] = to_bf16(total.x) | (u32)to_bf16(total.y) << 16;
+    ((uint2*)routed)[i] = make_uint2(to_bf16(total.x) | (u32)to_bf16(total.y) << 16, to_bf16(total.z) | (u32)to_bf16(total.w) << 16);
   }
 #else
 #pragma unroll 1
@@ -444,13 +442,13 @@ experts(
   STAMP(7);
   const UpTensors t = {up, latent_norm, every_routed, every_shared, residual, stream_out, normed, routed_stride,
                        routed_row_stride, shared_stride, shared_row_stride, residual_stride};
-  if (rows == 1) {
+  if (one_row) {
     if (!ends) return;
     norm_row(t, s.tail, 0, s.tail.row);
     barrier_wait(&s.up_arrived, 0);
     __syncthreads();
     STAMP(8);
-    up_tile(t, s.tail, s.up, blockIdx.x, 0, 1, s.tail.row);
+    up_tiles<1>(t, s.tail, s.up, blockIdx.x, 0, 1, s.tail.row);
     STAMP(9);
     return;
   }
@@ -458,7 +456,8 @@ experts(
   if (!grid_barrier(barrier)) return;
   if (!ends) return;
   barrier_wait(&s.up_arrived, 0);
-  for (int tile = 0; tile < rows; tile += 8)
-    up_tile(t, s.tail, s.up, blockIdx.x, tile, rows, normed + (size_t)tile * LATENT);
+  constexpr int tiles = MOST_ROWS > 8 ? 2 : 1;
+  for (int row = 0; row < rows; row += 8 * tiles)
+    up_tiles<tiles>(t, s.tail, s.up, blockIdx.x, row, rows, normed + (size_t)row * LATENT);
 #endif
 }

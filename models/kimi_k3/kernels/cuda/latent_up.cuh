@@ -30,7 +30,7 @@ struct UpTensors {
 
 struct UpShared {
   float sums[UP_WARPS];
-  float parts[UP_WARPS][UP_ROWS][8];
+  float parts[UP_WARPS][2][UP_ROWS][8];
   alignas(16) u16 row[LATENT];
 };
 
@@ -76,13 +76,15 @@ __device__ __forceinline__ void norm_row(const UpTensors& t, UpShared& s, int ro
   }
 }
 
-// Columns 8 block .. of the stream, for rows `first` up to seven more, from `weight` in shared memory and normed rows.
-__device__ __forceinline__ void up_tile(const UpTensors& t, UpShared& s, const unsigned char* weight, int block, int first,
-                                        int rows, const u16* normed) {
-  const int thread = threadIdx.x, lane = thread & 31, warp = thread >> 5, token = first + (lane >> 2);
-  // Of the 64 results, what other ranks have sent and the residual: a thread each, on its way meanwhile.
-  const int column = block * UP_ROWS + (thread >> 3), row = first + (thread & 7);
-  const bool has = thread < 64 && row < rows;
+// Columns 8 block .. of the stream, for TILES (one or two) times eight rows from `first` on, as far as there are rows, from
+// `weight` in shared memory and normed rows.
+template <int TILES>
+__device__ __forceinline__ void up_tiles(const UpTensors& t, UpShared& s, const unsigned char* weight, int block, int first,
+                                         int rows, const u16* normed) {
+  const int thread = threadIdx.x, lane = thread & 31, warp = thread >> 5;
+  // Of the 64 results of a tile, what other ranks have sent and the residual: a thread each, on its way meanwhile.
+  const int column = block * UP_ROWS + (thread >> 3) % UP_ROWS, row = first + thread / 64 * 8 + (thread & 7);
+  const bool has = thread < 64 * TILES && row < rows;
   u16 shares[RANKS], residual = 0;
   if (has) {
 #pragma unroll
@@ -90,22 +92,29 @@ __device__ __forceinline__ void up_tile(const UpTensors& t, UpShared& s, const u
       shares[rank] = t.shared[(size_t)rank * t.shared_stride + (size_t)row * t.shared_row_stride + column];
     residual = t.residual[(size_t)row * t.residual_stride + column];
   }
-  float sum[4] = {0, 0, 0, 0};
-#pragma unroll
+  float sum[TILES][4] = {};
+  // One row's come from shared memory; for more at once there are no registers there.
+#pragma unroll(TILES == 1 ? 4 : UP_STEPS)
   for (int i = 0; i < UP_STEPS; i++) {
     const int step = i * UP_WARPS + warp;
     const uint4 words = *(const uint4*)(weight + (step * 32 + lane) * 16);
-    uint4 x = make_uint4(0, 0, 0, 0);
-    if (token < rows) x = *(const uint4*)(normed + (size_t)(token - first) * LATENT + step * 32 + (lane & 3) * 8);
-    mma(sum, {words.x, 0, words.y, 0}, x.x, x.y);
-    mma(sum, {words.z, 0, words.w, 0}, x.z, x.w);
+#pragma unroll
+    for (int tile = 0; tile < TILES; tile++) {
+      const int token = tile * 8 + (lane >> 2);
+      uint4 x = make_uint4(0, 0, 0, 0);
+      if (first + token < rows) x = *(const uint4*)(normed + (size_t)token * LATENT + step * 32 + (lane & 3) * 8);
+      mma(sum[tile], {words.x, 0, words.y, 0}, x.x, x.y);
+      mma(sum[tile], {words.z, 0, words.w, 0}, x.z, x.w);
+    }
   }
-  *(float2*)&s.parts[warp][lane >> 2][(lane & 3) * 2] = make_float2(sum[0], sum[1]);
+#pragma unroll
+  for (int tile = 0; tile < TILES; tile++)
+    *(float2*)&s.parts[warp][tile][lane >> 2][(lane & 3) * 2] = make_float2(sum[tile][0], sum[tile][1]);
   __syncthreads();
   if (has) {
     float total = 0, others = 0;
 #pragma unroll
-    for (int i = 0; i < UP_WARPS; i++) total += s.parts[i][thread >> 3][thread & 7];
+    for (int i = 0; i < UP_WARPS; i++) total += s.parts[i][thread / 64][(thread >> 3) % UP_ROWS][thread & 7];
 #pragma unroll
     for (int rank = 0; rank < RANKS; rank++) others += from_bf16(shares[rank]);
     t.stream[(size_t)row * COLUMNS + column] = to_bf16(total + others + from_bf16(residual));

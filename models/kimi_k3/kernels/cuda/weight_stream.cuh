@@ -72,9 +72,14 @@ struct WeightStream {
 
   // By every lane: what it has read of the stage comes before the copy that fills it again, which writes through another
   // proxy.
-  __device__ __forceinline__ void release() {
+  __device__ __forceinline__ void settle() const {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     __syncwarp();
+  }
+
+  // By every lane: the stage may be filled again.
+  __device__ __forceinline__ void release() {
+    settle();
     taken++;
   }
 };
