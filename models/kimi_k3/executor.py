@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .graph import Place
-from .parts import Member, fused_axes
+from .parts import STATES, Member, fused_axes
 from .schedule import MAIN, Call
 from .tensors import STATIC, Rank, axes
 
@@ -96,7 +96,11 @@ class Executor:
         for member in call.members:
             own = {tensor: self._tensors.of(member.place, tensor) for tensor in member.outer}
             found |= {name: own[tensor] for tensor, name in member.outer.items()}
-            inside = {tensor: self._tensors.dense(value) for tensor, value in member.inside.items()}
+            # A state is there though only another member names it.
+            inside = {
+                tensor: self._tensors.of(member.place, tensor) if tensor in STATES else self._tensors.dense(value)
+                for tensor, value in member.inside.items()
+            }
             each.append((member.alias, axes(member.place.op, own | inside, self.rank, self.rows, member.place.axes)))
         at = each[0][1] if len(each) == 1 else fused_axes(each)
         if any(member.takes_columns for member in call.members):

@@ -15,7 +15,7 @@ from .tensors import STATIC
 
 # What a rank reads without waiting for another.
 _LOCAL = (Via.HERE, Via.COLUMNS)
-_STATES = ("conv_state", "recurrent_state", "cache")
+STATES = ("conv_state", "recurrent_state", "cache")
 # Tensors that a place may lack.
 _OPTIONAL = {"attn_res_norm": ("blocks",), "o_proj_residual": ("residual",), "dense_down": ("residual",)}
 
@@ -102,7 +102,7 @@ def _leaving(places: Sequence[Place], part: Sequence[Place], place: Place) -> It
         if other.name not in names or source.via not in _LOCAL
     }  # fmt: skip
     for tensor, value in place.writes.items():
-        if value in read or value == LOGITS or tensor in _STATES:
+        if value in read or value == LOGITS or tensor in STATES:
             yield tensor
 
 

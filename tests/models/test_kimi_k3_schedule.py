@@ -3,13 +3,14 @@
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 
 import decoded
 import pytest
 import torch
 from fasttrack import model_dir
 from fasttrack.confinement.python_source import check_python
-from fasttrack_models.kimi_k3 import graph, parts, shape, tensors
+from fasttrack_models.kimi_k3 import factory, graph, parts, shape, tensors
 from fasttrack_models.kimi_k3.dispatch import Directory
 from fasttrack_models.kimi_k3.environment import Claim
 from fasttrack_models.kimi_k3.schedule import NoKernel, schedule
@@ -111,6 +112,36 @@ def test_fused_ops_name_tensors_and_axes_as_their_contract_does(op):
     assert any(m.takes_columns for m in own) == ("rank" in axes)
     axes.pop("rank", None)
     assert parts.fused_axes(each) == axes
+
+
+@pytest.mark.parametrize("op", FUSED)
+def test_a_fused_op_is_bound_to_the_tensors_and_axes_of_its_contract(op):
+    contract, seen = MODEL.op(op), {}
+    at = next(w for w in contract.workloads() if w.axes["tp"] == 8 and w.axes["rows"] == 4)
+    places = parts.found(PLACES, op)[-1]  # with all banks, as in the workload
+    specs = {spec.name: spec for spec in contract.tensors(at)}
+    given = {
+        f"{member.place.name}.{tensor}": torch.empty_strided(
+            specs[name].shape, specs[name].strides, dtype=torch_dtype(specs[name].dtype), device="meta"
+        )
+        for member in parts.members(PLACES, places) for tensor, name in member.outer.items()
+    }  # fmt: skip
+
+    def launch(context, buffers, axes, config):
+        seen.update(axes=axes, shapes={name: tuple(tensor.shape) for name, tensor in buffers._asdict().items()})
+
+    tables = {op: table(op), **{name: table(name) for name in MODEL.ops}}
+    kernel = SimpleNamespace(launch=launch)
+    bound = factory.part(
+        [place.name for place in places], given, Directory((Claim("h200", 8, (1, 64), 1),), tables, lambda file: kernel), None,
+        hardware="h200", tp=8, rows=4, rank=at.axes.get("rank", 0),
+    )  # fmt: skip
+    bound.run()
+    assert bound.calls == ((op, "kernels/x.py"),)
+    known = {name: value for name, value in at.axes.items() if name in seen["axes"]}
+    assert seen["axes"] == known
+    assert seen["shapes"] == {name: specs[name].shape for name in seen["shapes"]}
+    assert set(seen["shapes"]) == set(specs)
 
 
 def test_a_fused_op_replaces_only_places_that_are_wired_as_most_are():
