@@ -171,11 +171,9 @@ experts(
   if (one_row || blockIdx.x < rows) among = candidates(logits + (size_t)(one_row ? 0 : blockIdx.x) * logits_stride, bias);
 #endif
 #if UP
-  for (int line = blockIdx.x * blockDim.x + threadIdx.x; line < RANKS * rows * (LATENT / 64); line += gridDim.x * blockDim.x) {
-    const int rank = line / (rows * (LATENT / 64)), row = line / (LATENT / 64) % rows;
-    const u16* at = every_routed + (size_t)rank * routed_stride + (size_t)row * routed_row_stride + line % (LATENT / 64) * 64;
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
-  }
+  prefetch_shares(every_routed, RANKS, rows, LATENT, routed_stride, routed_row_stride);
+  prefetch_shares(every_shared, RANKS, rows, COLUMNS, shared_stride, shared_row_stride);
+  prefetch_shares(residual, 1, rows, COLUMNS, 0, residual_stride);
 #endif
   WeightStream<STAGES, STAGE_BYTES> stream(s.stages[warp][0], s.arrived[warp]);
   if (lane == 0) {
@@ -262,36 +260,47 @@ experts(
   int turn = 0;
 #if SHARED
   {
-    uint2 token[SHARED_FRAGMENTS];
-    const auto load = [&](int tile) {
-      const size_t row = min(tile + (lane >> 2), rows - 1);
-      const u16* slice_of_row = shared_x + row * shared_x_stride + slice * SHARED_FRAGMENTS * 16;
-      const uint2* source = (const uint2*)slice_of_row + (lane & 3);
+    // Two tiles at a time where there are as many: their activations come through a memory that is busy, together.
+    constexpr int tiles = MOST_ROWS > 8 ? 2 : 1;
+    uint2 token[tiles][SHARED_FRAGMENTS];
+    const auto load = [&](int first) {
 #pragma unroll
-      for (int f = 0; f < SHARED_FRAGMENTS; f++) token[f] = __ldg(source + f * 4);
+      for (int tile = 0; tile < tiles; tile++) {
+        const size_t row = min(first + tile * 8 + (lane >> 2), rows - 1);
+        const u16* slice_of_row = shared_x + row * shared_x_stride + slice * SHARED_FRAGMENTS * 16;
+        const uint2* source = (const uint2*)slice_of_row + (lane & 3);
+#pragma unroll
+        for (int f = 0; f < SHARED_FRAGMENTS; f++) token[tile][f] = __ldg(source + f * 4);
+      }
     };
     load(0);
     for (int block = shared_block; block < shared_block + shared_count; block++) {
       const u32* stage = nullptr;
-      for (int tile = 0; tile < rows; tile += 8) {
-        if (tile == 0) stage = stream.take();
-        float sum[4] = {0, 0, 0, 0};
+      for (int first_row = 0; first_row < rows; first_row += 8 * tiles) {
+        if (first_row == 0) stage = stream.take();
+        float sum[tiles][4] = {};
 #pragma unroll
         for (int f = 0; f < SHARED_FRAGMENTS; f++) {
           const uint4 words = *(const uint4*)(stage + f * 128 + lane * 4);
-          mma(sum, {words.x, words.y, words.z, words.w}, token[f].x, token[f].y);
+#pragma unroll
+          for (int tile = 0; tile < tiles; tile++)
+            mma(sum[tile], {words.x, words.y, words.z, words.w}, token[tile][f].x, token[tile][f].y);
         }
-        if (rows > 8) load(tile + 8 < rows ? tile + 8 : 0);  // the next tile's, on their way meanwhile
-        if (tile + 8 >= rows) {
-          stream.release();
-          ask();
+        const int next = first_row + 8 * tiles;
+        if (rows > 8 * tiles) load(next < rows ? next : 0);  // on their way meanwhile
+        stream.settle();
+        if (next >= rows) stream.taken++, ask();
+#pragma unroll
+        for (int tile = 0; tile < tiles; tile++) {
+          const int begin = first_row + tile * 8;
+          if (begin >= rows) break;
+          if (const Slice* slices = hand_over(s, sum[tile], turn)) {
+            for (int t = begin + (lane >> 4); t < min(rows, begin + 8); t += 2)
+              partial[(size_t)t * HIDDEN + block * 16 + (lane & 15)] = to_bf16(added_slices(slices, lane & 15, t - begin));
+            added(s, turn);
+          }
+          turn++;
         }
-        if (const Slice* slices = hand_over(s, sum, turn)) {
-          for (int t = tile + (lane >> 4); t < min(rows, tile + 8); t += 2)
-            partial[(size_t)t * HIDDEN + block * 16 + (lane & 15)] = to_bf16(added_slices(slices, lane & 15, t - tile));
-          added(s, turn);
-        }
-        turn++;
       }
     }
   }
@@ -383,6 +392,7 @@ experts(
     }
     if (++block == SECOND_BLOCKS) block = 0, unit++, fresh = true;
   }
+  STAMP(6);
   if (!grid_barrier(barrier)) return;
   const float* weight = ROUTE && one_row ? s.weights : weights;
   const int quads = rows * (LATENT / 4);
@@ -425,6 +435,7 @@ experts(
       ask();
     }
   }
+  STAMP(6);
   __syncthreads();
   const int block = threadIdx.x / (rows * 16), row = threadIdx.x / 16 % rows, channel = threadIdx.x % 16;
   if (block < own_blocks) {
@@ -437,9 +448,9 @@ experts(
 #endif
 #if UP
   // What this rank sends is there; here ranks exchange.
-  STAMP(6);
-  if (!grid_barrier(barrier)) return;
   STAMP(7);
+  if (!grid_barrier(barrier)) return;
+  STAMP(8);
   const UpTensors t = {up, latent_norm, every_routed, every_shared, residual, stream_out, normed, routed_stride,
                        routed_row_stride, shared_stride, shared_row_stride, residual_stride};
   if (one_row) {
@@ -447,17 +458,17 @@ experts(
     norm_row(t, s.tail, 0, s.tail.row);
     barrier_wait(&s.up_arrived, 0);
     __syncthreads();
-    STAMP(8);
-    up_tiles<1>(t, s.tail, s.up, blockIdx.x, 0, 1, s.tail.row);
     STAMP(9);
+    up_rows<1>(t, s.tail, s.up, blockIdx.x, 1, s.tail.row);
+    STAMP(10);
     return;
   }
   for (int row = blockIdx.x; row < rows; row += gridDim.x) norm_row(t, s.tail, row, normed + (size_t)row * LATENT);
   if (!grid_barrier(barrier)) return;
+  STAMP(9);
   if (!ends) return;
   barrier_wait(&s.up_arrived, 0);
-  constexpr int tiles = MOST_ROWS > 8 ? 2 : 1;
-  for (int row = 0; row < rows; row += 8 * tiles)
-    up_tiles<tiles>(t, s.tail, s.up, blockIdx.x, row, rows, normed + (size_t)row * LATENT);
+  up_rows<(MOST_ROWS > 8 ? 2 : 1)>(t, s.tail, s.up, blockIdx.x, rows, normed);
+  STAMP(10);
 #endif
 }

@@ -36,6 +36,16 @@ struct UpShared {
 
 __device__ __forceinline__ float from_bf16(u16 bits) { return __uint_as_float((u32)bits << 16); }
 
+// By the whole grid: `width` values of each row of each rank on their way into the L2.
+__device__ __forceinline__ void prefetch_shares(const u16* shares, int ranks, int rows, int width, int stride, int row_stride) {
+  const int lines = width / 64;  // of 128 bytes
+  for (int line = blockIdx.x * blockDim.x + threadIdx.x; line < ranks * rows * lines; line += gridDim.x * blockDim.x) {
+    const int rank = line / (rows * lines), row = line / lines % rows;
+    const u16* at = shares + (size_t)rank * stride + (size_t)row * row_stride + line % lines * 64;
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
+  }
+}
+
 // The normed row `row` of the batch, by all threads of a block: into `to` [LATENT], which they may read behind a barrier.
 __device__ __forceinline__ void norm_row(const UpTensors& t, UpShared& s, int row, u16* to) {
   const int thread = threadIdx.x, lane = thread & 31, warp = thread >> 5;
@@ -76,48 +86,63 @@ __device__ __forceinline__ void norm_row(const UpTensors& t, UpShared& s, int ro
   }
 }
 
-// Columns 8 block .. of the stream, for TILES (one or two) times eight rows from `first` on, as far as there are rows, from
-// `weight` in shared memory and normed rows.
+// What this lane multiplies of TILES times eight normed rows; zeros behind the last one.
 template <int TILES>
-__device__ __forceinline__ void up_tiles(const UpTensors& t, UpShared& s, const unsigned char* weight, int block, int first,
-                                         int rows, const u16* normed) {
-  const int thread = threadIdx.x, lane = thread & 31, warp = thread >> 5;
-  // Of the 64 results of a tile, what other ranks have sent and the residual: a thread each, on its way meanwhile.
-  const int column = block * UP_ROWS + (thread >> 3) % UP_ROWS, row = first + thread / 64 * 8 + (thread & 7);
-  const bool has = thread < 64 * TILES && row < rows;
-  u16 shares[RANKS], residual = 0;
-  if (has) {
+__device__ __forceinline__ void load_rows(const u16* normed, int first, int rows, uint4 (&x)[UP_STEPS][TILES]) {
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
 #pragma unroll
-    for (int rank = 0; rank < RANKS; rank++)
-      shares[rank] = t.shared[(size_t)rank * t.shared_stride + (size_t)row * t.shared_row_stride + column];
-    residual = t.residual[(size_t)row * t.residual_stride + column];
-  }
-  float sum[TILES][4] = {};
-  // One row's come from shared memory; for more at once there are no registers there.
-#pragma unroll(TILES == 1 ? 4 : UP_STEPS)
-  for (int i = 0; i < UP_STEPS; i++) {
-    const int step = i * UP_WARPS + warp;
-    const uint4 words = *(const uint4*)(weight + (step * 32 + lane) * 16);
+  for (int i = 0; i < UP_STEPS; i++)
 #pragma unroll
     for (int tile = 0; tile < TILES; tile++) {
-      const int token = tile * 8 + (lane >> 2);
-      uint4 x = make_uint4(0, 0, 0, 0);
-      if (first + token < rows) x = *(const uint4*)(normed + (size_t)token * LATENT + step * 32 + (lane & 3) * 8);
-      mma(sum[tile], {words.x, 0, words.y, 0}, x.x, x.y);
-      mma(sum[tile], {words.z, 0, words.w, 0}, x.z, x.w);
+      const int row = first + tile * 8 + (lane >> 2);
+      x[i][tile] = make_uint4(0, 0, 0, 0);
+      if (row < rows) x[i][tile] = *(const uint4*)(normed + (size_t)row * LATENT + (i * UP_WARPS + warp) * 32 + (lane & 3) * 8);
     }
+}
+
+// Columns 8 block .. of the stream, for TILES (one or two) times eight rows at a time, from `weight` in shared memory and
+// `normed` rows. The next rows are on their way while sums are put together.
+template <int TILES>
+__device__ __forceinline__ void up_rows(const UpTensors& t, UpShared& s, const unsigned char* weight, int block, int rows,
+                                        const u16* normed) {
+  const int thread = threadIdx.x, lane = thread & 31, warp = thread >> 5, column = block * UP_ROWS + (thread >> 3) % UP_ROWS;
+  uint4 x[UP_STEPS][TILES];
+  load_rows<TILES>(normed, 0, rows, x);
+#pragma unroll 1
+  for (int first = 0; first < rows; first += 8 * TILES) {
+    // Of the 64 results of a tile, what other ranks have sent and the residual: a thread each, on its way meanwhile.
+    const int row = first + thread / 64 * 8 + (thread & 7);
+    const bool has = thread < 64 * TILES && row < rows;
+    u16 shares[RANKS], residual = 0;
+    if (has) {
+#pragma unroll
+      for (int rank = 0; rank < RANKS; rank++)
+        shares[rank] = t.shared[(size_t)rank * t.shared_stride + (size_t)row * t.shared_row_stride + column];
+      residual = t.residual[(size_t)row * t.residual_stride + column];
+    }
+    float sum[TILES][4] = {};
+#pragma unroll
+    for (int i = 0; i < UP_STEPS; i++) {
+      const uint4 words = *(const uint4*)(weight + ((i * UP_WARPS + warp) * 32 + lane) * 16);
+#pragma unroll
+      for (int tile = 0; tile < TILES; tile++) {
+        mma(sum[tile], {words.x, 0, words.y, 0}, x[i][tile].x, x[i][tile].y);
+        mma(sum[tile], {words.z, 0, words.w, 0}, x[i][tile].z, x[i][tile].w);
+      }
+    }
+    if (first + 8 * TILES < rows) load_rows<TILES>(normed, first + 8 * TILES, rows, x);
+#pragma unroll
+    for (int tile = 0; tile < TILES; tile++)
+      *(float2*)&s.parts[warp][tile][lane >> 2][(lane & 3) * 2] = make_float2(sum[tile][0], sum[tile][1]);
+    __syncthreads();
+    if (has) {
+      float total = 0, others = 0;
+#pragma unroll
+      for (int i = 0; i < UP_WARPS; i++) total += s.parts[i][thread / 64][(thread >> 3) % UP_ROWS][thread & 7];
+#pragma unroll
+      for (int rank = 0; rank < RANKS; rank++) others += from_bf16(shares[rank]);
+      t.stream[(size_t)row * COLUMNS + column] = to_bf16(total + others + from_bf16(residual));
+    }
+    __syncthreads();
   }
-#pragma unroll
-  for (int tile = 0; tile < TILES; tile++)
-    *(float2*)&s.parts[warp][tile][lane >> 2][(lane & 3) * 2] = make_float2(sum[tile][0], sum[tile][1]);
-  __syncthreads();
-  if (has) {
-    float total = 0, others = 0;
-#pragma unroll
-    for (int i = 0; i < UP_WARPS; i++) total += s.parts[i][thread / 64][(thread >> 3) % UP_ROWS][thread & 7];
-#pragma unroll
-    for (int rank = 0; rank < RANKS; rank++) others += from_bf16(shares[rank]);
-    t.stream[(size_t)row * COLUMNS + column] = to_bf16(total + others + from_bf16(residual));
-  }
-  __syncthreads();
 }
