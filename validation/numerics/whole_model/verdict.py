@@ -3,12 +3,13 @@
 import gzip
 import json
 import os
-from collections.abc import Iterator, Mapping
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from ...errors import UserError
-from ...records import Frozen, digest_files, sha256
+from ...records import Frozen, canonical_json, digest_files, sha256
 from . import findings, long_rung, op_rung, table, tokens
 from .checks import Result, RungVerdict
 from .plan import Settings
@@ -144,13 +145,29 @@ def harness_digest() -> str:
 
 
 def directory_digest(directory: Path) -> str:
-    """SHA-256 (hex) over the sources of a model directory: all but what reports on them."""
+    """SHA-256 (hex) over what a model directory computes: its sources, and for each row count of its dispatch tables which
+    kernel and configuration serves it. Not over times, evidence, and which steps are left to the stock path, since the ladder
+    runs the kernels on all; nor over what reports on it."""
     kinds = (".py", ".toml", ".cu", ".cuh")
-    files = [path for path in directory.rglob("*") if path.suffix in kinds and path.is_file()]
-    return digest_files({
-        path.relative_to(directory).as_posix(): path.read_bytes()
-        for path in files if path.relative_to(directory).parts[0] not in ("evidence", "report")
-    })  # fmt: skip
+    found = {}
+    for path in directory.rglob("*"):
+        name = path.relative_to(directory)
+        if path.suffix not in kinds or name.parts[0] in ("evidence", "report") or not path.is_file():
+            continue
+        text = path.read_bytes()
+        if name.parts[0] == "dispatch" and path.suffix == ".toml":
+            entries = tomllib.loads(text.decode()).get("entry", ())
+            text = canonical_json(_served(entry for entry in entries if "kernel" in entry)).encode()
+        found[name.as_posix()] = text
+    return digest_files(found)
+
+
+def _served(entries: Iterable[Mapping[str, Any]]) -> list[Any]:
+    """(hardware, TP, rows) -> (kernel, configuration), a row count at a time: ranges may be cut without a change."""
+    return sorted(
+        [entry["hardware"], entry["tp"], rows, entry["kernel"], sorted(entry["config"].items())]
+        for entry in entries for rows in range(entry["rows"][0], entry["rows"][1] + 1)
+    )  # fmt: skip
 
 
 def subject_of(out: Path) -> Subject:

@@ -1,0 +1,78 @@
+"""What a verdict of the ladder is about: it is the same as long as the model directory computes the same."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from fasttrack_validation.numerics.whole_model.verdict import directory_digest
+
+TABLE = "dispatch/experts.toml"
+ENTRY = """[[entry]]
+hardware = "h200"
+tp = 8
+rows = [{}, {}]
+kernel = "kernels/experts.py"
+config = {{ num_warps = {} }}
+basis = "{}"
+"""
+STEPS = """[[entry]]
+hardware = "h200"
+tp = 8
+tokens = 1
+rows = {}
+"""
+
+
+def whole(rows=(1, 64), warps=4, more="modelled"):
+    return ENTRY.format(*rows, warps, more)
+
+
+@pytest.fixture
+def model(tmp_path) -> Path:
+    for folder in ("dispatch", "kernels", "evidence/grid"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / TABLE).write_text(whole())
+    (tmp_path / "dispatch/faster.toml").write_text(STEPS.format(1))
+    (tmp_path / "kernels/experts.py").write_text("def launch(): ...\n")
+    (tmp_path / "kernels/experts.cu").write_text("// nothing\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "same",
+    [
+        {TABLE: whole(more='measured"\nmicroseconds = 12.5\nevidence = "evidence/statements/experts.judge.json')},
+        {TABLE: whole((1, 8)) + whole((9, 64))},
+        {"dispatch/faster.toml": STEPS.format(8)},
+        {"evidence/grid/cell.json": "{}", "DESIGN.md": "words"},
+    ],
+    ids=["times", "ranges", "steps", "reports"],
+)
+def test_what_is_said_of_the_same_kernels_leaves_it(model, same):
+    before = directory_digest(model)
+    for name, text in same.items():
+        (model / name).write_text(text)
+    assert directory_digest(model) == before
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {TABLE: whole(warps=8)},
+        {TABLE: whole((1, 32))},
+        {TABLE: whole((1, 8)) + whole((9, 64), warps=8)},
+        {"kernels/experts.py": "def launch(): pass\n"},
+        {"kernels/experts.cu": "// something\n"},
+    ],
+    ids=["configuration", "rows", "one range", "Python", "CUDA"],
+)
+def test_what_computes_otherwise_changes_it(model, other):
+    before = directory_digest(model)
+    for name, text in other.items():
+        (model / name).write_text(text)
+    assert directory_digest(model) != before
+
+
+def test_it_does_not_depend_on_where_the_directory_lies(model, tmp_path_factory):
+    moved = shutil.copytree(model, tmp_path_factory.mktemp("other") / "kimi")
+    assert directory_digest(moved) == directory_digest(model)
