@@ -15,8 +15,8 @@ Rounded  to bfloat16: the normed mixes and the attention output, as operands of 
 One launch for up to sixteen rows; more are served sixteen by sixteen, each launch reading the weights again. The kernel has two
 instances, for eight rows at once and for sixteen: they read the same packed weights and round at the same points, but add the
 float32 sums in another order, since two blocks of the second one share a tile by k. A batch is served by one of them throughout,
-so a row's bits depend on nothing but the row and on whether the batch has more than eight. The second one is compiled, and run on
-a CPU; it has not been measured. The kernel and what it waits for: cuda/kda_front.cu.
+so a row's bits depend on nothing but the row and on whether the batch has more than eight. The kernel and what it waits for:
+cuda/kda_front.cu.
 """
 
 import torch

@@ -40,7 +40,7 @@ DEFAULT = {"slots": 11, "window": 2, "wide": 3, "query_blocks": 36, "least_units
 """A config: slots of the ring, how many of them may be on their way at a time, and how many while blocks wait for
 nothing but these, in in-projection and attention; blocks that multiply by q_b while the others have the output gate (of
 132, 36 make shares about equal, of whole tiles or halves, at TP 8 and 16); the least of a slice, in units of 16 tokens;
-whether the launch is programmatic, and streams weights before the kernel in front has ended. Not measured."""
+whether the launch is programmatic, and streams weights before the kernel in front has ended."""
 
 SOURCE = "kernels/cuda/mla_front.cu"
 TOKENS = 16
