@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from math import ceil
 from typing import Any, Protocol
 
 from ..contracts import ModelContract
@@ -11,13 +12,16 @@ from ..numerics.calibrate import Decision, Ruling, decide, measure
 from ..timing.clocks import Card, conditions, disturbance
 from ..timing.plausibility import cold_share, physical_floor_us
 from ..timing.session import QUADS, Contestant, Method, Times, run_session
-from ..timing.slots import rotation
+from ..timing.slots import MOST_SLOTS, rotation
 from .arm import ArmFailed, Laid
 from .hardware import Hardware
 from .records import Call, Failed, Measured, NotRun, Path
 
 MEMORY_SHARE = 0.42
 """Of the card, for one path; the rest is for what is drawn for the oracle, and for what libraries keep"""
+LEAST_REPLAY_US = 500.0
+"""Of a replay, were it as fast as the hardware can be: starting one belongs to none of its calls, and on an H200 takes 20 to 30 us
+with what putting inputs back leaves in the L2"""
 WHOLE_SHARE = 0.92
 """Of the card, for both paths together where one copy of each fills it"""
 OWN_PROCESSES = 3
@@ -80,10 +84,10 @@ class Runner:
     def _slots(self, shard: Shard) -> int:
         """How many copies take turns. Raises ValueError where the card cannot hold them."""
         if shard.copies is None:
-            return rotation(
-                shard.cost.bytes, self._hardware.l2_bytes, slot_bytes=max(shard.path_bytes),
-                memory_bytes=int(self._memory * MEMORY_SHARE),
-            )  # fmt: skip
+            copy, memory = max(shard.path_bytes), int(self._memory * MEMORY_SHARE)
+            least = rotation(shard.cost.bytes, self._hardware.l2_bytes, slot_bytes=copy, memory_bytes=memory)
+            floor_us = physical_floor_us(shard.cost.bytes, shard.cost.flops, self._hardware)
+            return max(least, min(ceil(LEAST_REPLAY_US / floor_us), memory // copy, MOST_SLOTS))
         # What the oracle is drawn from is gone before the paths draw theirs.
         need = max(shard.copies * sum(shard.path_bytes), shard.slot_bytes)
         if need > self._memory * WHOLE_SHARE:

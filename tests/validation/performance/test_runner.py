@@ -1,6 +1,7 @@
 """Cells of the grid with simulated paths: right and wrong results, times, faults, and what is left of a dead path."""
 
 import random
+from types import SimpleNamespace
 
 import k3_weights
 import pytest
@@ -178,6 +179,19 @@ def test_a_path_that_dies_costs_its_cell_and_is_started_again():
 def test_a_cell_that_the_card_cannot_hold_is_not_run():
     _, outcome = run(*paths(), memory=10**6)
     assert isinstance(outcome, NotRun) and "do not fit" in outcome.reason
+
+
+@pytest.mark.parametrize(
+    "megabytes,gigabytes,slots",
+    [(200, 200, 12), (200, 100, 10), (1600, 200, 4), (0.04, 200, 512)],  # 4.8 TB/s: 200 MB take 41.7 us
+    ids=["so many last it", "so many fit", "the L2 asks for more", "never more than that"],
+)
+def test_a_replay_lasts_half_a_millisecond_where_memory_allows(megabytes, gigabytes, slots):
+    shard = SimpleNamespace(
+        copies=None, cost=SimpleNamespace(bytes=int(megabytes * 1e6), flops=0), path_bytes=(min(4 * 10**9, int(megabytes * 2e7)), 1)
+    )  # fmt: skip
+    one = running.Runner(model(OF), H200, *paths(), memory_bytes=gigabytes * 10**9)
+    assert one._slots(shard) == slots
 
 
 def test_rows_whose_experts_hang_on_a_rounding_are_not_examined():
