@@ -66,6 +66,7 @@ class _Replayed:
         """`projections` lie at the same place each time."""
         if self._graph is None:
             self._stream = torch.cuda.Stream()
+            self._stream.wait_stream(torch.cuda.current_stream())
             self._capture(projections)
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
@@ -77,7 +78,9 @@ class _Replayed:
     def _capture(self, projections: Tensor) -> None:
         path, graph = self.path, torch.cuda.CUDAGraph()
         carried = {} if isinstance(path, Kernel) else {name: getattr(path, name) for name in ("window", "state")}
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        # Captured on the stream that it is replayed on: cuBLAS has one workspace a stream, and graphs that were captured on the same
+        # one write their partial sums into the same memory, at the same time.
+        with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
             for projected in projections:
                 out = path.step(projected)
             for name, place in carried.items():

@@ -11,6 +11,8 @@ BANDS = ((0, 1024), (1024, 8192), (8192, 32768), (32768, 131072), (131072, None)
 """Positions [first, last) that are judged apart"""
 
 
+REACH = 3
+"""Tokens behind one that the short convolution of a KDA layer hands its features to"""
 _LEAST = 2.0**-30
 """Of relative errors: below it they are the oracle's own rounding in the records"""
 
@@ -50,6 +52,8 @@ class Table:
     """Path -> [tokens, layers]"""
     experts: dict[str, np.ndarray]
     """Path -> [tokens, layers] bool: another set of experts than the oracle's"""
+    echoes: dict[str, np.ndarray]
+    """The same of the `REACH` tokens before it in its request: whether any of them did"""
     router: dict[str, np.ndarray]
     """[tokens, layers], zero where a layer does not route. Oracle: margins; paths: how far they move them"""
 
@@ -67,9 +71,11 @@ class Table:
         return np.sqrt(np.mean([self.streams[path][:, layer] ** 2 for path in self.noise], 0)).clip(_LEAST)
 
     def settled(self, layer: int | None = None) -> np.ndarray:
-        """[tokens] bool: every path went to the oracle's experts in all layers up to `layer` (None: in all)."""
-        stop = None if layer is None else layer + 1
-        return ~np.any([mask[:, :stop].any(-1) for mask in self.experts.values()], 0)
+        """[tokens] bool: every path went to the oracle's experts in all layers up to `layer` (None: in all), and did so at
+        the tokens before it in all layers below, which later layers' convolutions read."""
+        stop = self.experts[STOCK].shape[1] if layer is None else layer + 1
+        own = [mask[:, :stop].any(-1) for mask in self.experts.values()]
+        return ~np.any([*own, *(mask[:, : max(stop - 1, 0)].any(-1) for mask in self.echoes.values())], 0)
 
     @property
     def replicas(self) -> tuple[str, ...]:
@@ -91,7 +97,7 @@ class Table:
             tuple(u for u, on in zip(self.units, mask, strict=True) if on), self.paths, self.position[mask],
             cut(self.errors), self.size[mask],
             self.spread[mask], cut(self.log_prob), cut(self.divergence), cut(self.top), self.margin[mask],
-            cut(self.margin_error), cut(self.streams), cut(self.experts),
+            cut(self.margin_error), cut(self.streams), cut(self.experts), cut(self.echoes),
             cut(self.router),
         )  # fmt: skip
 
@@ -132,8 +138,20 @@ def table(units: Iterable[UnitRecords]) -> Table:
     return Table(
         tokens, tuple(unit for unit, _ in pairs), paths, position, errors, scale[:, 0],
         1 - np.sum(probabilities**2, -1), log_prob, divergence, top, margin, moved,
-        streams, experts, router,
+        streams, experts, {path: _echoes(pairs, mask) for path, mask in experts.items()}, router,
     )  # fmt: skip
+
+
+def _echoes(pairs: Sequence[tuple[str, Token]], experts: np.ndarray) -> np.ndarray:
+    """[tokens, layers] bool, see `Table.echoes`, of other experts [tokens, layers]."""
+    rows: dict[tuple[str, int, int], list[int]] = {}
+    for row, (unit, token) in enumerate(pairs):
+        rows.setdefault((unit, token.request, token.position), []).append(row)
+    found = np.zeros_like(experts)
+    for (unit, request, position), own in rows.items():
+        before = [row for back in range(1, REACH + 1) for row in rows.get((unit, request, position - back), ())]
+        found[own] = experts[before].any(0)
+    return found
 
 
 def quantiles(values: np.ndarray, fractions: Sequence[float] = (0.5, 0.999, 1.0)) -> tuple[float, ...]:

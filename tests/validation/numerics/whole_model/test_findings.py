@@ -101,6 +101,35 @@ def test_other_experts_are_a_tie_within_the_noise_of_the_margin_and_a_bug_beyond
     assert found.result is Result.FAIL and (found.first.layer, found.first.position) == (2, 33)
 
 
+def other_experts_at(position, then=(), layers=range(2, LAYERS)):
+    """A token that goes to other experts in layer 1, in a tie; tokens that lie `then` behind it, six times as far off in `layers`."""
+    def spoiled(at, row, exact):
+        if at == position:
+            row["router"][ORACLE][0] = 1e-6
+            row["experts"][CANDIDATE].append(1)
+        if at - position in then:
+            for number in layers:
+                row["streams"][CANDIDATE][number] *= 6
+
+    return spoiled
+
+
+def test_what_the_convolution_makes_of_other_experts_behind_them_is_no_error():
+    assert verdict(spoil=other_experts_at(33, (1, 2, 3))).result is Result.PASS
+
+
+@pytest.mark.parametrize("then", [(4,), (-1,)], ids=["out of its reach", "before"])
+def test_other_experts_excuse_nothing_else(then):
+    found = verdict(spoil=other_experts_at(33, then))
+    assert found.result is Result.FAIL and (found.first.layer, found.first.position) == (2, 33 + then[0])
+
+
+def test_other_experts_excuse_no_layer_that_does_not_read_them():
+    """Behind their own layer the next token has read nothing of them yet."""
+    found = verdict(spoil=other_experts_at(33, (1,), [1]))
+    assert found.result is Result.FAIL and (found.first.layer, found.first.position) == (1, 34)
+
+
 def test_a_state_that_is_further_off_than_the_noise_is_named_by_layer_and_pool():
     unit = token_records.unit()
     unit.end.states[CANDIDATE]["0 1.recurrent_state"] *= 40
