@@ -3,6 +3,7 @@
     fasttrack record kimi_k3 --table --hardware h200 -o packs            # where Triton can record; no GPU needed
     python benchmarks/renew_evidence.py packs --out renewed --minutes 25
     python benchmarks/renew_evidence.py packs --out renewed --only 'grid-*'
+    tar xzf renewed/evidence.tar.gz --directory . models        # where the tree is that is committed
 
 Run it in the tree that the evidence is to be about: results go into its models/kimi_k3. First the judge on what the dispatch
 tables name, since its times go into those tables, on which everything after it then rests.
@@ -16,6 +17,7 @@ taken away costs one part at most.
 import argparse
 import fnmatch
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -29,38 +31,53 @@ HERE = Path(__file__).resolve().parent
 MODEL = HERE.parent / "models/kimi_k3"
 FASTTRACK = (sys.executable, "-m", "fasttrack")
 GRACE = 20  # seconds to write down what there is
-KDA_CELLS = ("tp8-kda_moe-r{rows}", (1, 8, 16, 2, 4, 32, 64)), ("tp16-kda_moe-r{rows}", (1, 8, 2, 4, 16, 32, 64))
+CELLS = (
+    ("marks", ("tp8-kda_moe-r1", "tp8-kda_moe-r8", "tp8-kda_moe-r16", "tp8-kda_moe-r64", "tp16-kda_moe-r1", "tp8-kda_moe-r8-v8")),
+    ("mla", ("tp8-mla_moe-r1-c*", "tp16-mla_moe-r1-c*")),
+    ("step", ("tp16-step-r1-c1024",)),
+    ("kda", ("tp*-kda_moe-r?", "tp*-kda_moe-r??")),
+    ("mla-more", ("tp*-mla_moe-r?-c*",)),
+    ("steps", ("tp16-step-*",)),
+    ("verify", ("tp*-v8*",)),
+    ("rest", ("*",)),
+)
+"""What is measured of the grid, the most telling first. A cell that is kept is not measured again."""
+CELLS_SECONDS = 3600
 
 
 @dataclass(frozen=True)
 class Part:
-    """One command. `seconds`: the longest that it may take; `done`: exit codes of one that did all that it was asked for."""
+    """One command. `seconds`: the longest that it may take; `done`: exit codes of one that did all that it was asked for.
+    `records`: a directory that it fills, whose `verdict.json` is kept beside it; of other sources at first, it is thrown away."""
 
     name: str
     command: tuple[str, ...]
     seconds: float
     done: tuple[int, ...] = (0,)
+    records: Path | None = None
 
 
 def groups(packs: Path) -> Iterator[tuple[Part, ...]]:
     """What runs side by side, group after group."""
     yield (Part("confirm", (*FASTTRACK, "confirm", "kimi_k3", "--device", "gpu", "--pack", str(packs), "-o", str(MODEL)), 480),)
     numerics = (*FASTTRACK, "validate", "kimi_k3", "--stage", "numerics", "--device", "cuda", "--jobs", "6")
-    nano = ("--tokens", "64", "--steps", "1000000", "--context", "131072")
+    nano = ("--tokens", "64", "--steps", "1000000", "--context", "131072", "--context", "1048576")
     layers = ("--layers", "0,1,3", "--tp", "8", "--tokens", "16", "--steps", "1000", "--context", "4096")
     yield (
-        Part("numerics-nano", (*numerics, *nano, "-o", str(MODEL / "evidence/numerics/h200")), 400),
-        Part("numerics-layers", (*numerics, *layers, "-o", str(MODEL / "evidence/numerics/h200-layers")), 400, (0, 3)),
+        _ladder("numerics-nano", numerics, nano, "h200"),
+        _ladder("numerics-layers", numerics, layers, "h200-layers"),
         Part("served", (sys.executable, "-m", "pytest", "-q", "-m", "gpu", str(HERE.parent / "tests/fasttrack/serving")), 240),
     )
-    yield from ((_cell(pattern.format(rows=rows)),) for pattern, every in KDA_CELLS for rows in every)
-    for cell in ("tp8-mla_moe-r1-c*", "tp16-mla_moe-r1-c1024", "tp16-step-*", "tp8-mla_moe-r8-c*", "tp8-kda_moe-r*-v8"):
-        yield (_cell(cell),)
+    for name, patterns in CELLS:
+        chosen = (word for pattern in patterns for word in ("--cell", pattern))
+        command = (*FASTTRACK, "grid", "run", "kimi_k3", "--hardware", "h200", "--quads", "8", *chosen)
+        yield (Part(f"grid-{name}", command, CELLS_SECONDS, (0, 1)),)
 
 
-def _cell(pattern: str) -> Part:
-    command = (*FASTTRACK, "grid", "run", "kimi_k3", "--hardware", "h200", "--quads", "8", "--cell", pattern)
-    return Part(f"grid-{pattern.replace('*', 'all')}", command, 60 if "*" not in pattern else 150)
+def _ladder(name: str, numerics: Sequence[str], settings: Sequence[str], records: str) -> Part:
+    folder = MODEL / "evidence/numerics" / records
+    # All rungs ran, whatever they say; that of layers is inconclusive where tokens are few.
+    return Part(name, (*numerics, *settings, "-o", str(folder)), 500, (0, 1, 3), folder)
 
 
 def run(parts: Sequence[Part], logs: Path, ends: float) -> dict[Part, int | None]:
@@ -96,7 +113,7 @@ def pack_up(out: Path) -> None:
     with tarfile.open(made, "w:gz") as tar:
         for name in ("dispatch", "evidence"):
             tar.add(MODEL / name, f"models/kimi_k3/{name}")
-        for name in ("logs", "done"):
+        for name in ("logs", "begun", "done"):
             tar.add(out / name, name)
     made.replace(out / "evidence.tar.gz")
 
@@ -110,7 +127,7 @@ def main() -> None:
     parser.add_argument("--list", action="store_true", help="name the parts and run none")
     chosen = parser.parse_args()
     out = chosen.out.resolve()
-    for name in ("logs", "done"):
+    for name in ("logs", "begun", "done"):
         (out / name).mkdir(parents=True, exist_ok=True)
     ends = time.monotonic() + 60 * chosen.minutes
     for group in groups(chosen.packs.resolve()):
@@ -127,13 +144,19 @@ def main() -> None:
         if time.monotonic() > ends:
             print(f"no time left for {', '.join(part.name for part in parts)}")
             continue
+        for part in parts:
+            if part.records and not (out / "begun" / part.name).exists():
+                shutil.rmtree(part.records, ignore_errors=True)
+            (out / "begun" / part.name).touch()
         began = time.monotonic()
         for part, code in run(parts, out / "logs", ends).items():
             what = "stopped at its limit" if code is None else f"exit {code}"
             print(f"{part.name}: {what}, {time.monotonic() - began:.1f} s", flush=True)
+            if part.records and (verdict := part.records / "verdict.json").exists():
+                verdict.replace(part.records.with_suffix(".json"))
             if code in part.done:
                 (out / "done" / part.name).touch()
-            else:
+            if code:
                 print(*(out / "logs" / f"{part.name}.log").read_text(errors="replace").splitlines()[-15:], sep="\n  ")
         pack_up(out)
 

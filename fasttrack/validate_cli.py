@@ -60,7 +60,10 @@ def validate(
     piece: Annotated[int, typer.Option(min=1, help="between servers: tokens that are kept at a time")] = 4096,
     replicas: Annotated[int, typer.Option(min=2, max=16, help="numerics: runs of the stock path again (A/A)")] = 3,
     steps: Annotated[int, typer.Option(min=1, help="numerics: decode steps of the long state")] = 1000,
-    context: Annotated[int, typer.Option(min=256, help="numerics: tokens of the long attention")] = 4096,
+    context: Annotated[
+        list[int] | None,
+        typer.Option(min=256, help="numerics: tokens of the long attention, 4096 by default; may be repeated"),
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="of the streams of tokens")] = 0,
     jobs: Annotated[int, typer.Option(min=1, max=64, help="numerics: units at a time")] = 2,
     fresh: Annotated[bool, typer.Option("--fresh", help="throw away what --out holds, and start over")] = False,

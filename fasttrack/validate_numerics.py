@@ -3,7 +3,7 @@
 import json
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -76,9 +76,14 @@ def _settings(options: Mapping[str, Any]) -> Settings:
     return Settings(
         candidate=candidate, rungs=tuple(rung for rung in RungName if rung in rungs), tps=tps, main_tp=tps[0],
         device=_device(options),
-        **{name: options[name] for name in ("replicas", "seed", "steps", "context")},
+        **{name: options[name] for name in ("replicas", "seed", "steps")}, context=_contexts(options["context"]),
         tokens=_count(options["tokens"]),
     )  # fmt: skip
+
+
+def _contexts(given: Sequence[int] | None) -> int | tuple[int, ...]:
+    several = tuple(dict.fromkeys(given or (4096,)))
+    return several if len(several) > 1 else several[0]
 
 
 def _count(text: str) -> int:

@@ -11,6 +11,7 @@ from .checks import Check, Result, RungVerdict, Where
 from .tokens import CANDIDATE, ORACLE
 
 
+CONTEXT = "context"
 ROUNDING = {"state": 8 * 2.0**-24}
 """Relative errors that say nothing: a step of the recurrence rounds some eight times (norms, gate, products, sum), and its
 state is float32. Of the first steps runs of the stock path may be equal bit by bit, and no measure of noise"""
@@ -20,7 +21,7 @@ class Point(Frozen):
     """Errors at one number of steps, or at one position."""
 
     what: str
-    """state or output of the recurrence; context of attention"""
+    """state or output of the recurrence; context of attention, with its length where there are several"""
     at: int
     """Steps done, or position of the attended token"""
     errors: dict[str, tuple[float, ...]]
@@ -67,12 +68,12 @@ def moved(step: int, paths: Mapping[str, tuple[Tensor, Tensor]]) -> list[Point]:
 
 
 def attended(
-    positions: Sequence[int], exact: Tensor, paths: Mapping[str, Tensor]
+    positions: Sequence[int], exact: Tensor, paths: Mapping[str, Tensor], what: str = CONTEXT
 ) -> list[Point]:  # fmt: skip
     """Points of attention: row i of every context [rows, heads, latent] looked for the token at `positions[i]`."""
     return [
         Point(
-            what="context", at=position,
+            what=what, at=position,
             errors={name: _errors(got[row][None], exact[row][None], 2) for name, got in paths.items()},
         )
         for row, position in enumerate(positions)
@@ -83,16 +84,16 @@ def judged(points: Sequence[Point], tp: int) -> RungVerdict:
     """The verdict: medians and largest errors, point by point for steps, all positions together for attention."""
     checks: list[Check] = []
     for point in points:
-        if point.what != "context":
+        if not point.what.startswith(CONTEXT):
             noise = {name: np.array(errors) for name, errors in point.errors.items() if name != CANDIDATE}
             own = np.array(point.errors[CANDIDATE])
             own = np.where(own <= ROUNDING.get(point.what, 0.0), np.minimum(own, np.median(list(noise.values()), 0)), own)
             checks += _held(f"{point.what} after {point.at} steps", own, noise, [point])
-    context = [point for point in points if point.what == "context"]
-    if context:
+    for what in dict.fromkeys(point.what for point in points if point.what.startswith(CONTEXT)):
+        context = [point for point in points if point.what == what]
         columns = {name: np.array([np.mean(p.errors[name]) for p in context]) for name in context[0].errors}
         own = columns.pop(CANDIDATE)
-        checks += _held("context by position", own, columns, context)
+        checks += _held(f"{what} by position", own, columns, context)
     failed = [check for check in checks if check.result is Result.FAIL]
     open_ = [check for check in checks if check.result is Result.INCONCLUSIVE]
     result = Result.FAIL if failed else Result.INCONCLUSIVE if open_ else Result.PASS

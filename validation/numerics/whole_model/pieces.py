@@ -219,17 +219,26 @@ def long_points_on_gpu(settings: Settings, arm: Any, say: Say) -> list[long_rung
 
 
 def _attended(settings: Settings, op: Any, candidate: Callable[[Any, Any, Any], Any]) -> list[long_rung.Point]:
-    """Attention over a long context by all paths."""
+    """Attention over long contexts by all paths."""
+    return [
+        point for context in settings.contexts
+        for point in _attended_to(settings, context, op, candidate, f"context of {context}" if len(settings.contexts) > 1 else "context")
+    ]  # fmt: skip
+
+
+def _attended_to(
+    settings: Settings, context: int, op: Any, candidate: Callable[[Any, Any, Any], Any], what: str
+) -> list[long_rung.Point]:  # fmt: skip
     from ...contracts.kimi_k3.numerics import long_state
 
-    at, inputs, positions = long_state.needles(op.architecture, LONG_TP, settings.context, settings.seed)
+    at, inputs, positions = long_state.needles(op.architecture, LONG_TP, context, settings.seed)
     exact, got = op.oracle(inputs, at)["context"], {STOCK: op.plain(inputs, at)["context"]}
     for number in range(1, settings.replicas + 1):
         # The same tokens in another order: attention without positions has the same result, summed otherwise.
         other, values = long_state.reordered(at, inputs, number)
         got[f"again-{number}"] = op.plain(values, other)["context"]
     got[CANDIDATE] = candidate(op, at, inputs)
-    return long_rung.attended(positions, exact, got)
+    return long_rung.attended(positions, exact, got, what)
 
 
 def batch(action: Action) -> Any:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -15,6 +15,8 @@ PROMPT = 40
 """Tokens that are read before decode steps begin"""
 WIDTH = 8
 """Tokens of a verify step at most"""
+
+LongContext = Annotated[int, Field(ge=256)]
 
 
 class Settings(Frozen):
@@ -31,7 +33,12 @@ class Settings(Frozen):
     replicas: int = Field(default=3, ge=2, le=16, description="runs of the stock path again: the noise")
     seed: int = 0
     steps: int = Field(default=1000, ge=1, description="decode steps of the long state")
-    context: int = Field(default=4096, ge=256, description="tokens of the long attention")
+    context: LongContext | tuple[LongContext, ...] = Field(default=4096, description="tokens of the long attention, of each")
+
+    @property
+    def contexts(self) -> tuple[int, ...]:
+        """Lengths of the long attention."""
+        return self.context if isinstance(self.context, tuple) else (self.context,)
 
 
 @dataclass(frozen=True)
