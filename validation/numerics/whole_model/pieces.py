@@ -13,7 +13,7 @@ from typing import Any
 
 from ...contracts.kimi_k3.numerics.weights import WeightsOf
 from ...records import Frozen
-from . import long_rung, op_rung
+from . import long_attention, long_rung, op_rung
 from .cards import CUDA
 from .plan import Material, Settings, Work, works
 from .runner import UnitRun
@@ -231,14 +231,10 @@ def _attended_to(
 ) -> list[long_rung.Point]:  # fmt: skip
     from ...contracts.kimi_k3.numerics import long_state
 
+    got = long_attention.contexts(LONG_TP, context, settings.seed, settings.replicas)
     at, inputs, positions = long_state.needles(op.architecture, LONG_TP, context, settings.seed)
-    exact, got = op.oracle(inputs, at)["context"], {STOCK: op.plain(inputs, at)["context"]}
-    for number in range(1, settings.replicas + 1):
-        # The same tokens in another order: attention without positions has the same result, summed otherwise.
-        other, values = long_state.reordered(at, inputs, number)
-        got[f"again-{number}"] = op.plain(values, other)["context"]
     got[CANDIDATE] = candidate(op, at, inputs)
-    return long_rung.attended(positions, exact, got, what)
+    return long_rung.attended(positions, got.pop(ORACLE), got, what)
 
 
 def batch(action: Action) -> Any:

@@ -4,7 +4,7 @@ import gzip
 import json
 import os
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from ...errors import UserError
 from ...records import Frozen, canonical_json, digest_files, sha256
 from . import findings, long_rung, op_rung, table, tokens
 from .checks import Result, RungVerdict
-from .plan import Settings
+from .plan import Settings, works
 from .scenario import RungName
 from .tokens import CANDIDATE, ORACLE
 
@@ -78,7 +78,8 @@ def judge(out: Path) -> StageVerdict:
     if (out / LONG).exists():
         points = [long_rung.Point.model_validate(item) for item in read_lines(out / LONG)]
         verdicts.append(long_rung.judged(points, LONG_TP))
-    not_run = tuple(_missing(subject, verdicts))
+    kept = {unit.header.unit for units in groups.values() for unit in units}
+    not_run = tuple(_missing(subject, verdicts, kept))
     results = {verdict.result for verdict in verdicts}
     if Result.FAIL in results:
         result = Result.FAIL
@@ -178,8 +179,12 @@ def subject_of(out: Path) -> Subject:
         raise UserError(f"{out} holds no run of the numerics stage", "name the --out of one") from error
 
 
-def _missing(subject: Subject, verdicts: list[RungVerdict]) -> Iterator[NotRun]:
+def _missing(subject: Subject, verdicts: list[RungVerdict], kept: Collection[str]) -> Iterator[NotRun]:
+    """What was asked for and is not there: rungs, and single units of rungs of which others are there."""
+    from .pieces import plan_material
+
     ran = {(verdict.rung, verdict.tp) for verdict in verdicts}
+    planned = [work.unit for work in works(subject.settings, plan_material())]
     for rung in RungName:
         if rung not in subject.settings.rungs:
             yield NotRun(rung=rung, tp=0, reason="not asked for")
@@ -193,6 +198,10 @@ def _missing(subject: Subject, verdicts: list[RungVerdict]) -> Iterator[NotRun]:
             for tp in subject.settings.tps if rung is not RungName.GREEDY else (subject.settings.main_tp,):
                 if (rung, tp) not in ran:
                     yield NotRun(rung=rung, tp=tp, reason=STOPPED)
+                    continue
+                for unit in planned:
+                    if (unit.rung, unit.tp) == (rung, tp) and unit.key not in kept:
+                        yield NotRun(rung=rung, tp=tp, reason=f"{unit.key} is missing: {STOPPED}")
 
 
 def _interpreted(settings: Settings) -> bool:

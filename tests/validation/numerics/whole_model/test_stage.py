@@ -1,13 +1,17 @@
 """A run's pieces and the processes that take them: what is not kept, in which order, and what a failure leaves."""
 
+import gzip
 from collections import deque
 
 import pytest
+import token_records
 from fasttrack_validation.contracts.kimi_k3.numerics import material
 from fasttrack_validation.contracts.kimi_k3.numerics.weights import WeightsOf
-from fasttrack_validation.numerics.whole_model import stage
+from fasttrack_validation.numerics.whole_model import stage, verdict
+from fasttrack_validation.numerics.whole_model.checks import Result
 from fasttrack_validation.numerics.whole_model.pieces import Job
-from fasttrack_validation.numerics.whole_model.plan import Settings
+from fasttrack_validation.numerics.whole_model.plan import Settings, Work
+from fasttrack_validation.numerics.whole_model.scenario import RungName, Unit
 from fasttrack_validation.numerics.whole_model.verdict import Subject
 
 ALL = 2 * 2 + 9 + 1 + 2
@@ -81,3 +85,28 @@ def test_a_failure_does_not_take_what_comes_after_it(tmp_path, monkeypatch):
 
 def test_the_last_piece_may_be_anothers():
     assert stage._next(deque()) is None and stage._next(deque(["a"])) == "a"
+
+
+def kept(out, subject: Subject, name: str) -> None:
+    """Records of a made-up unit."""
+    unit = token_records.unit(count=40)
+    header = unit.header.model_copy(update={"unit": name, "subject": subject.digest()})
+    lines = [header.canonical_json(), *(step.canonical_json() for step in unit.steps), unit.end.canonical_json()]
+    with gzip.open(out / f"{name}.jsonl.gz", "wt") as file:
+        file.write("".join(line + "\n" for line in lines))
+
+
+def test_a_unit_that_is_missing_keeps_its_rung_open(tmp_path, monkeypatch):
+    settings = Settings(candidate="plain:twin", rungs=(RungName.TEACHER_FORCED,), tps=(1,), tokens=8)
+    subject = Subject(model="m", checkpoint="c", candidate="d", harness="h", settings=settings)
+    (tmp_path / "run.json").write_text(subject.canonical_json() + "\n")
+    units = [Unit(RungName.TEACHER_FORCED, name, 1, 1, 40) for name in ("one", "other")]
+    monkeypatch.setattr(verdict, "works", lambda settings, material: [Work(unit, tuple) for unit in units])
+    kept(tmp_path, subject, units[0].key)
+    found = verdict.judge(tmp_path)
+    assert found.result is Result.INCONCLUSIVE and [rung.result for rung in found.rungs] == [Result.PASS]
+    missing = [entry for entry in found.not_run if entry.reason != "not asked for"]
+    assert [(entry.rung, entry.tp) for entry in missing] == [(RungName.TEACHER_FORCED, 1)]
+    assert missing[0].reason.startswith(f"{units[1].key} is missing")
+    kept(tmp_path, subject, units[1].key)
+    assert [entry for entry in verdict.judge(tmp_path).not_run if entry.reason != "not asked for"] == []

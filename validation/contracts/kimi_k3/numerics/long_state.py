@@ -20,6 +20,8 @@ from . import op_exams
 
 STREAMS = 4
 """Requests that run side by side: rows of the op"""
+PAGE = 64
+"""Cached rows of a page of the long context"""
 
 
 def decades(steps: int) -> tuple[int, ...]:
@@ -134,6 +136,13 @@ class Shuffled(Recurrence):
         return out, (decayed + delta[..., :, None] * key[..., None, :])[..., self._back]
 
 
+def places(context: int) -> list[int]:
+    """The positions of the tokens that `needles` looks for."""
+    context -= context % PAGE
+    return sorted({0, 1, PAGE - 1, PAGE, context // 2, context - PAGE, context - 2, context - 1}
+                  | {2**n + 1 for n in range(1, (context - 1).bit_length()) if 2**n + 1 < context})  # fmt: skip
+
+
 def needles(of: Architecture, tp: int, context: int, seed: int) -> tuple[Workload, dict[str, Tensor], list[int]]:
     """Inputs of `mla_core` whose every row looks for one token of one long context, and where each of them lies.
 
@@ -141,10 +150,9 @@ def needles(of: Architecture, tp: int, context: int, seed: int) -> tuple[Workloa
     reads another value.
     """
     op = op_exams.contracts(of)["mla_core"]
-    size, random = 64, Generator().manual_seed(seed)
+    size, random = PAGE, Generator().manual_seed(seed)
     context -= context % size  # whole pages: they are put in another order
-    positions = sorted({0, 1, size - 1, size, context // 2, context - size, context - 2, context - 1}
-                       | {2**n + 1 for n in range(1, (context - 1).bit_length()) if 2**n + 1 < context})  # fmt: skip
+    positions = places(context)
     rows, width = len(positions), -(-context // size)
     base = op_exams.workload(op, tp, rows, seed)
     axes = {
