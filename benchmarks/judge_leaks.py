@@ -17,7 +17,7 @@ verdict takes one to two seconds, on the fake device about an eighth of one.
 
 Resident memory is a high-water mark: malloc seldom gives back a page that was touched once, and Python's own allocator keeps
 an arena of which one block is used. So this process starts itself again with PYTHONMALLOC=malloc, which puts everything with
-malloc, and its free pages are given back before each look: what is resident then is in use. Of its children's that cannot be
+malloc, and with one arena for all threads, whose free pages are given back before each look: what is resident then is in use. Of its children's that cannot be
 done, theirs only ever rises, and what matters is that it levels off. Three things that raise it are no leak. Python collects
 cycles of its oldest generation only when a quarter as many objects are new, here every few hundred verdicts: so each look
 collects first. It keeps looked-up names. And a list of samples grows with every verdict: so they go into memory that was touched before the first. Tables of
@@ -41,6 +41,7 @@ import numpy as np
 
 SUPPORT = Path(__file__).resolve().parents[1] / "tests/support"
 Z = 1.959964  # of a 95 % interval
+ALLOCATION = {"PYTHONMALLOC": "malloc", "MALLOC_ARENA_MAX": "1"}
 MOST_POINTS = 2000
 
 
@@ -239,8 +240,8 @@ def measure_device(
 
 
 def main() -> None:
-    if os.environ.get("PYTHONMALLOC") != "malloc":
-        os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | {"PYTHONMALLOC": "malloc"})
+    if not ALLOCATION.items() <= os.environ.items():
+        os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | ALLOCATION)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--verdicts", type=int, default=200)
     parser.add_argument("--device", choices=("interpreter", "fake", "gpu"), default="interpreter")
