@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -161,7 +162,10 @@ def _measure(
     are run again: they are not mixed in with those of this run."""
     done: dict[str, Outcome] = {}
 
+    phases: list[tuple[str, float]] = []
+
     def say(line: str) -> None:
+        phases.append((line, time.monotonic()))
         if not voice.quiet and sys.stderr.isatty():
             print(f"    {line}", file=sys.stderr, flush=True)
 
@@ -175,7 +179,9 @@ def _measure(
         cells = [*cells, *other]
         for number, cell in enumerate(cells, 1):
             voice.say(f"[{number}/{len(cells)}] {cell.spec.title}")
+            phases.clear()
             done[cell.spec.key] = outcome = runner.run(cell.spec)
+            took = grid_text.phases(phases, time.monotonic())
             if not isinstance(outcome, NotRun):
                 one.keep(
                     Record(
@@ -184,6 +190,8 @@ def _measure(
                     )
                 )  # fmt: skip
             voice.say("    " + grid_text.line(outcome))
+            if took:
+                voice.say("    " + took)
     return done
 
 

@@ -23,6 +23,13 @@ def plan(cells: Sequence[Cell]) -> Iterator[str]:
         yield f"{cell.spec.key:<26} {cell.standing:<9} {_short(cell.reason)}".rstrip()
 
 
+def phases(begun: Sequence[tuple[str, float]], end: float) -> str:
+    """What a cell's time went into: (phase, when it began), seconds of any clock. Empty for none."""
+    ends = [*(when for _, when in begun[1:]), end]
+    each = [f"{name} {until - when:.1f} s" for (name, when), until in zip(begun, ends, strict=True)]
+    return "; ".join(each)
+
+
 def line(outcome: Measured | Failed | NotRun) -> str:
     """One outcome on one line."""
     match outcome:

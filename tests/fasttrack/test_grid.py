@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from fasttrack import cli, model_dir, services
+from fasttrack import cli, grid_text, model_dir, services
 from fasttrack.grid import Standing, summary
 from fasttrack_validation.numerics.calibrate import Decision, Ruling
 from fasttrack_validation.performance import records
@@ -309,3 +309,9 @@ def test_a_summary_names_worst_and_mean_beside_the_best():
 
 def test_standings_are_what_the_commands_print():
     assert {str(s) for s in Standing} == {"measured", "failed", "stale", "missing", "excluded", "apart"}
+
+
+def test_what_a_cell_took_is_told_phase_by_phase():
+    begun = [("drawing, and the oracle", 10.0), ("stock path: preparing 4 copies", 12.5), ("timing", 15.0)]
+    assert grid_text.phases(begun, 16.25) == "drawing, and the oracle 2.5 s; stock path: preparing 4 copies 2.5 s; timing 1.2 s"
+    assert grid_text.phases([], 1.0) == ""
