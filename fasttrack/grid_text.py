@@ -25,7 +25,7 @@ def plan(cells: Sequence[Cell]) -> Iterator[str]:
 
 def phases(begun: Sequence[tuple[str, float]], end: float) -> str:
     """What a cell's time went into: (phase, when it began), seconds of any clock. Empty for none."""
-    ends = [*(when for _, when in begun[1:]), end]
+    ends = [*(when for _, when in begun), end][1:]
     each = [f"{name} {until - when:.1f} s" for (name, when), until in zip(begun, ends, strict=True)]
     return "; ".join(each)
 
