@@ -1,6 +1,7 @@
 """A process that carries out pieces of a run, one after the other, and says how far it is. It ends with who started it."""
 
 import os
+import re
 import signal
 import threading
 import traceback
@@ -10,6 +11,21 @@ import torch
 
 from ...errors import UserError
 from .pieces import Job, Pieces
+
+
+_FULL = re.compile(r"OutOfMemoryError: (.*?\.) (GPU \d+ has a total capacity of .*?)\n")
+
+
+def _full(story: str) -> tuple[str, str] | None:
+    """What to say and do where a card's memory is full, in this process or in a path's own; None where it is not that."""
+    found = _FULL.search(story)
+    if found is None:
+        return None
+    others = "other processes on it" if "Process " in found[2] else "nothing else on it"
+    return (
+        f"the card's memory does not hold what this piece needs ({found[1]} {others})",
+        "end what else runs on it, name fewer --layers, or take a lower --tp; the same command goes on with what is missing",
+    )
 
 
 def main(descriptor: int, role: str, model: str, directory: str) -> None:
@@ -39,6 +55,7 @@ def main(descriptor: int, role: str, model: str, directory: str) -> None:
         except UserError as error:
             pipe.send(("wrong", error.what, error.how))
         except Exception as error:  # the caller decides what it means, so it gets the whole story
-            pipe.send(("error", f"{error}\n{traceback.format_exc()}"))
+            story = f"{error}\n{traceback.format_exc()}"
+            pipe.send(("wrong", *full) if (full := _full(story)) else ("error", story))
     if pieces is not None:
         pieces.__exit__(None, None, None)
