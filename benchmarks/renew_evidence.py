@@ -3,7 +3,8 @@
     fasttrack record kimi_k3 --table --hardware h200 -o packs            # where Triton can record; no GPU needed
     python benchmarks/renew_evidence.py packs --out renewed --minutes 25
     python benchmarks/renew_evidence.py packs --out renewed --only 'grid-*'
-    tar xzf renewed/evidence.tar.gz --directory . models        # where the tree is that is committed
+    rm -r models/kimi_k3/evidence/numerics/h200*                # then, where the tree is that is committed:
+    tar xzf renewed/evidence.tar.gz --directory . models        # (and `--directory renewed logs done`, to go on elsewhere)
 
 Run it in the tree that the evidence is to be about: results go into its models/kimi_k3. First the judge on what the dispatch
 tables name, since its times go into those tables, on which everything after it then rests.
@@ -15,7 +16,9 @@ taken away costs one part at most.
 """
 
 import argparse
+import contextlib
 import fnmatch
+import hashlib
 import os
 import shutil
 import signal
@@ -31,6 +34,8 @@ HERE = Path(__file__).resolve().parent
 MODEL = HERE.parent / "models/kimi_k3"
 FASTTRACK = (sys.executable, "-m", "fasttrack")
 GRACE = 20  # seconds to write down what there is
+VERDICT = "verdict.json"
+OTHER = "holds a run of another subject"  # what the ladder says of records of other sources
 CELLS = (
     ("marks", ("tp8-kda_moe-r1", "tp8-kda_moe-r8", "tp8-kda_moe-r16", "tp8-kda_moe-r64", "tp16-kda_moe-r1", "tp8-kda_moe-r8-v8")),
     ("mla", ("tp8-mla_moe-r1-c*", "tp16-mla_moe-r1-c*")),
@@ -48,7 +53,8 @@ CELLS_SECONDS = 3600
 @dataclass(frozen=True)
 class Part:
     """One command. `seconds`: the longest that it may take; `done`: exit codes of one that did all that it was asked for.
-    `records`: a directory that it fills, whose `verdict.json` is kept beside it; of other sources at first, it is thrown away."""
+    `records`: a directory that it fills and goes on with. It is done when its `verdict.json` is there, which is kept beside it; what
+    is there of other sources is thrown away."""
 
     name: str
     command: tuple[str, ...]
@@ -82,13 +88,18 @@ def _ladder(name: str, numerics: Sequence[str], settings: Sequence[str], records
 
 def run(parts: Sequence[Part], logs: Path, ends: float) -> dict[Part, int | None]:
     """Part -> its exit code, or None where it was stopped."""
-    running = {}
-    for part in parts:
-        log = (logs / f"{part.name}.log").open("w")
-        # A group of its own: a part that is stopped takes its workers along.
-        process = subprocess.Popen(part.command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+    running, said, emptied = {}, {}, set()
+
+    def begin(part: Part) -> None:
+        if part.records:
+            (part.records / VERDICT).unlink(missing_ok=True)
+        with (logs / f"{part.name}.log").open("w") as log:
+            # A group of its own: a part that is stopped takes its workers along.
+            process = subprocess.Popen(part.command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
         running[part] = (process, min(time.monotonic() + part.seconds, ends))
-    said = {}
+
+    for part in parts:
+        begin(part)
     while running:
         time.sleep(0.2)
         for part, (process, limit) in list(running.items()):
@@ -96,15 +107,36 @@ def run(parts: Sequence[Part], logs: Path, ends: float) -> dict[Part, int | None
             if code is None and time.monotonic() < limit:
                 continue
             if code is None:
-                os.killpg(process.pid, signal.SIGINT)
-                try:
+                _signalled(process, signal.SIGINT)
+                with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(GRACE)
-                except subprocess.TimeoutExpired:
-                    os.killpg(process.pid, signal.SIGKILL)
-                    process.wait()
-            said[part] = code
+            _signalled(process, signal.SIGKILL)  # what it left behind must not run beside what is timed next
+            process.wait()
             del running[part]
+            if code and part.records and part not in emptied and OTHER in (logs / f"{part.name}.log").read_text(errors="replace"):
+                emptied.add(part)
+                shutil.rmtree(part.records)
+                begin(part)
+                continue
+            said[part] = code
     return said
+
+
+def _signalled(process: subprocess.Popen, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, number)
+
+
+def sources() -> str:
+    """SHA-256 (hex) of everything that a figure may be about, but for the dispatch tables: the first part writes into them."""
+    root, kinds = HERE.parent, (".py", ".toml", ".cu", ".cuh")
+    files = [path for name in ("fasttrack", "validation", "models") for path in (root / name).rglob("*") if path.suffix in kinds]
+    digest = hashlib.sha256()
+    for path in sorted(files):
+        name = path.relative_to(root)
+        if not {"dispatch", "evidence"} & set(name.parts):
+            digest.update(f"{name}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+    return digest.hexdigest()
 
 
 def pack_up(out: Path) -> None:
@@ -113,9 +145,13 @@ def pack_up(out: Path) -> None:
     with tarfile.open(made, "w:gz") as tar:
         for name in ("dispatch", "evidence"):
             tar.add(MODEL / name, f"models/kimi_k3/{name}")
-        for name in ("logs", "begun", "done"):
+        for name in ("logs", "done"):
             tar.add(out / name, name)
     made.replace(out / "evidence.tar.gz")
+
+
+def _is(file: Path, text: str) -> bool:
+    return file.exists() and file.read_text() == text
 
 
 def main() -> None:
@@ -127,13 +163,14 @@ def main() -> None:
     parser.add_argument("--list", action="store_true", help="name the parts and run none")
     chosen = parser.parse_args()
     out = chosen.out.resolve()
-    for name in ("logs", "begun", "done"):
+    for name in ("logs", "done"):
         (out / name).mkdir(parents=True, exist_ok=True)
+    about = sources()
     ends = time.monotonic() + 60 * chosen.minutes
     for group in groups(chosen.packs.resolve()):
         parts = [
             part for part in group
-            if not (out / "done" / part.name).exists()
+            if not _is(out / "done" / part.name, about)
             and (not chosen.only or any(fnmatch.fnmatch(part.name, pattern) for pattern in chosen.only))
         ]  # fmt: skip
         if chosen.list:
@@ -144,19 +181,19 @@ def main() -> None:
         if time.monotonic() > ends:
             print(f"no time left for {', '.join(part.name for part in parts)}")
             continue
-        for part in parts:
-            if part.records and not (out / "begun" / part.name).exists():
-                shutil.rmtree(part.records, ignore_errors=True)
-            (out / "begun" / part.name).touch()
         began = time.monotonic()
         for part, code in run(parts, out / "logs", ends).items():
             what = "stopped at its limit" if code is None else f"exit {code}"
             print(f"{part.name}: {what}, {time.monotonic() - began:.1f} s", flush=True)
-            if part.records and (verdict := part.records / "verdict.json").exists():
-                verdict.replace(part.records.with_suffix(".json"))
-            if code in part.done:
-                (out / "done" / part.name).touch()
-            if code:
+            finished = code in part.done
+            if part.records:
+                finished = finished and (part.records / VERDICT).exists()
+                part.records.with_suffix(".json").unlink(missing_ok=True)  # of records that were there before
+            if finished:
+                (out / "done" / part.name).write_text(about)
+                if part.records:
+                    (part.records / VERDICT).replace(part.records.with_suffix(".json"))
+            if code != 0:
                 print(*(out / "logs" / f"{part.name}.log").read_text(errors="replace").splitlines()[-15:], sep="\n  ")
         pack_up(out)
 

@@ -21,10 +21,10 @@ def _full(story: str) -> tuple[str, str] | None:
     found = _FULL.search(story)
     if found is None:
         return None
-    others = "other processes on it" if "Process " in found[2] else "nothing else on it"
+    others = "other processes on it, this run's own among them" if "Process " in found[2] else "nothing else on it"
     return (
         f"the card's memory does not hold what this piece needs ({found[1]} {others})",
-        "end what else runs on it, name fewer --layers, or take a lower --tp; the same command goes on with what is missing",
+        "end what else runs on it, or take a lower --tp or fewer of the --layers; the same command goes on with what is missing",
     )
 
 

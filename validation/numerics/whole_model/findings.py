@@ -107,8 +107,7 @@ def _held(
     noise = {path: columns[path] for path in of.noise}
     own = np.minimum(columns[CANDIDATE], 1e30)
     # Where a path went to other experts its error is another one's: those tokens are held by the router's margin.
-    # A router reads what the layers before it left.
-    settled = np.flatnonzero(of.settled(layer if layer is None or "router" not in name else layer - 1))
+    settled = np.flatnonzero(of.settled(layer, router="router" in name))
     middle = typical(own, noise)
     calm = {path: column[settled] for path, column in noise.items()}
     top = largest(own[settled], calm, None if scale is None else scale[settled])
@@ -129,9 +128,11 @@ def _held(
             where=where if result is Result.FAIL else None,
         ),
         Check(
-            name=f"{name}, largest", band=band, result=Result.FAIL if top.exceeded else Result.PASS, values=len(own),
-            candidate=top.quotient, noise=1.0, limit=top.limit, where=where if top.exceeded else None,
-            message=f"{name}: {top.quotient:.3g} times the noise of its token, beyond {top.limit:.3g}" if top.exceeded else "",
+            name=f"{name}, largest", band=band, values=len(settled), candidate=top.quotient, noise=1.0, limit=top.limit,
+            result=Result.FAIL if top.exceeded else Result.PASS if len(settled) else Result.INCONCLUSIVE,
+            where=where if top.exceeded else None,
+            message=f"{name}: {top.quotient:.3g} times the noise of its token, beyond {top.limit:.3g}" if top.exceeded
+            else "" if len(settled) else f"{name}: at no token did all paths go to the same experts: run more tokens",
         ),
     ]  # fmt: skip
 
@@ -159,7 +160,7 @@ def _p999(of: Table, band: str) -> list[Check]:
 def _experts(of: Table, band: str, layer: int) -> list[Check]:
     """Other experts than the oracle's: ties where its margin lies within the noise, else bugs; and how many there are."""
     own, margin = of.experts[CANDIDATE][:, layer], of.router["oracle"][:, layer]
-    before = of.settled(layer - 1) if layer else np.ones(len(own), bool)
+    before = of.settled(layer, router=True)
     scale = of.stream_noise(layer - 1) if layer else np.ones(len(own))
     quotients = np.stack([of.router[path][before, layer] / scale[before] for path in of.noise])
     limit = tail_limit(quotients, len(own))

@@ -107,7 +107,7 @@ class Pieces:
                 run = self._op_runner(stack, tp)
                 of, seed = self._paths.architecture, self._settings.seed
                 exams += op_exams(of, tp, seed, run, lambda n: say(OPS, n, 0), self._job.threads)
-        write_lines(self._job.out / OP, exams)
+        write_lines(self._job.out / OP, exams, self._job.subject)
 
     def _op_runner(self, stack: ExitStack, tp: int) -> op_rung.Run:
         if self._specialised:
@@ -131,7 +131,7 @@ class Pieces:
                 points = long_points_on_gpu(self._settings, arm, say)
         else:
             points = long_points(self._settings, self._fault(), say)
-        write_lines(self._job.out / LONG, points)
+        write_lines(self._job.out / LONG, points, self._job.subject)
 
     def _fault(self) -> Any:
         return self._material.faults.FAULTS.get(self._settings.candidate.removeprefix("plain:"))

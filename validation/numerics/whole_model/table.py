@@ -70,12 +70,12 @@ class Table:
         """[tokens]: the same of the relative error of the stream behind a layer."""
         return np.sqrt(np.mean([self.streams[path][:, layer] ** 2 for path in self.noise], 0)).clip(_LEAST)
 
-    def settled(self, layer: int | None = None) -> np.ndarray:
-        """[tokens] bool: every path went to the oracle's experts in all layers up to `layer` (None: in all), and did so at
-        the tokens before it in all layers below, which later layers' convolutions read."""
-        stop = self.experts[STOCK].shape[1] if layer is None else layer + 1
-        own = [mask[:, :stop].any(-1) for mask in self.experts.values()]
-        return ~np.any([*own, *(mask[:, : max(stop - 1, 0)].any(-1) for mask in self.echoes.values())], 0)
+    def settled(self, layer: int | None = None, *, router: bool = False) -> np.ndarray:
+        """[tokens] bool: every path went to the oracle's experts in all layers up to `layer` (None: in all; of its router: in
+        those below), and did so at the tokens before it in all layers below, which the layer's convolution reads."""
+        last = self.experts[STOCK].shape[1] - 1 if layer is None else layer
+        own = [mask[:, : last + (not router)].any(-1) for mask in self.experts.values()]
+        return ~np.any([*own, *(mask[:, :last].any(-1) for mask in self.echoes.values())], 0)
 
     @property
     def replicas(self) -> tuple[str, ...]:

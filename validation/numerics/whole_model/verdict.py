@@ -71,12 +71,12 @@ def judge(out: Path) -> StageVerdict:
         groups.setdefault((records.header.rung, records.header.tp), []).append(records)
     verdicts: list[RungVerdict] = []
     if (out / OP).exists():
-        exams = [op_rung.Exam.model_validate(item) for item in read_lines(out / OP)]
+        exams = [op_rung.Exam.model_validate(item) for item in read_lines(out / OP, subject)]
         for tp in sorted({exam.tp for exam in exams}):
             verdicts.append(op_rung.judged([exam for exam in exams if exam.tp == tp]))
     verdicts += [findings.judged(units) for _, units in sorted(groups.items(), key=lambda item: _order(*item[0]))]
     if (out / LONG).exists():
-        points = [long_rung.Point.model_validate(item) for item in read_lines(out / LONG)]
+        points = [long_rung.Point.model_validate(item) for item in read_lines(out / LONG, subject)]
         verdicts.append(long_rung.judged(points, LONG_TP))
     kept = {unit.header.unit for units in groups.values() for unit in units}
     not_run = tuple(_missing(subject, verdicts, kept))
@@ -166,7 +166,7 @@ def directory_digest(directory: Path) -> str:
 def _served(entries: Iterable[Mapping[str, Any]]) -> list[Any]:
     """(hardware, TP, rows) -> (kernel, configuration), a row count at a time: ranges may be cut without a change."""
     return sorted(
-        [entry["hardware"], entry["tp"], rows, entry["kernel"], sorted(entry["config"].items())]
+        [entry["hardware"], entry["tp"], rows, entry["kernel"], sorted(entry.get("config", {}).items())]
         for entry in entries for rows in range(entry["rows"][0], entry["rows"][1] + 1)
     )  # fmt: skip
 
@@ -212,13 +212,21 @@ def _order(rung: str, tp: int) -> tuple[int, int]:
     return list(RungName).index(RungName(rung)), tp
 
 
-def write_lines(file: Path, records: list[Frozen]) -> None:
-    text = "".join(f"{record.canonical_json()}\n" for record in records)
+def write_lines(file: Path, records: list[Frozen], subject: Subject) -> None:
+    """What is kept of a rung that has no units, behind a line that says what it is about."""
+    head = canonical_json({"subject": subject.digest()})
+    text = "".join(f"{line}\n" for line in (head, *(record.canonical_json() for record in records)))
     _write_bytes(file, gzip.compress(text.encode(), 9, mtime=0))
 
 
-def read_lines(file: Path) -> list[Mapping[str, Any]]:
-    return [json.loads(line) for line in gzip.decompress(file.read_bytes()).decode().splitlines()]
+def read_lines(file: Path, subject: Subject) -> list[Mapping[str, Any]]:
+    """The records of `write_lines`. UserError for those of another subject; older files do not name one."""
+    head, *records = [json.loads(line) for line in gzip.decompress(file.read_bytes()).decode().splitlines()]
+    if "subject" not in head:
+        return [head, *records]
+    if head["subject"] != subject.digest():
+        raise UserError(f"{file} is about another subject than {file.parent / MANIFEST}", "give each run a directory of its own")
+    return records
 
 
 def write(file: Path, text: str) -> None:

@@ -176,3 +176,29 @@ def test_each_of_several_candidates_is_judged_alone():
 
 def test_the_same_records_give_the_same_bytes():
     assert verdict().canonical_json() == verdict().canonical_json()
+
+
+def test_a_router_reads_what_its_layers_convolution_read():
+    """Other experts in layer 1 at 33: the router of layer 2 at 34 sees them, that of layer 1 does not."""
+    def spoil(layer):
+        def spoiled(at, row, exact):
+            other_experts_at(33)(at, row, exact)
+            if at == 34:
+                row["router"][CANDIDATE][layer - 1] *= 60
+
+        return spoiled
+
+    assert verdict(spoil=spoil(2)).result is Result.PASS
+    found = verdict(spoil=spoil(1))
+    assert found.result is Result.FAIL and (found.first.layer, found.first.position) == (1, 34)
+
+
+def test_where_no_token_is_settled_the_largest_error_is_open():
+    def spoil(position, row, exact):
+        row["router"][ORACLE][0] = 1e-6
+        row["experts"][CANDIDATE].append(1)
+
+    found = {check.name: check for check in verdict(spoil=spoil, count=8).checks}
+    open_ = found["stream behind layer 1, largest"]
+    assert open_.result is Result.INCONCLUSIVE and open_.values == 0 and "run more tokens" in open_.message
+    assert found["stream behind layer 0, largest"].values == 8
