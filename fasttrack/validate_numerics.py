@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import typer
+from fasttrack_validation.contracts.kimi_k3.numerics.faults import FAULTS
 from fasttrack_validation.contracts.kimi_k3.numerics.weights import WeightsOf
 from fasttrack_validation.errors import UserError
 from fasttrack_validation.numerics.whole_model import faulted
@@ -36,10 +37,10 @@ def run(model: str, options: Mapping[str, Any]) -> NoReturn:
             raise UserError("--recompute runs nothing", "leave out --faults and --fresh")
         _show(kept.judge(out), out, options)
     directory = model_dir.load(model)
-    if options["fresh"]:
-        _clear(out)
     settings = _settings(options)
     weights = _weights(options, settings)
+    with storage.writing(out):
+        _own(out, fresh=options["fresh"])
     if options["faults"]:
         _faults(settings, weights.checkpoint, out, options)
     job = Job(
@@ -71,10 +72,11 @@ def _settings(options: Mapping[str, Any]) -> Settings:
     if odd_tps := [tp for tp in tps if tp not in (1, 2, 4, 8, 16)]:
         raise UserError(f"the nano model cannot be split over {odd_tps[0]} ranks", "use 1, 2, 4, 8, 16")
     candidate = options["candidate"]
-    if candidate != "specialised" and not candidate.startswith("plain:"):
-        raise UserError(f"there is no candidate {candidate!r}", "write specialised, plain:twin or plain:FAULT")
+    plain = [f"plain:{name}" for name in (faulted.TWIN, *FAULTS)]
+    if candidate not in ("specialised", *plain):
+        raise UserError(f"there is no candidate {candidate!r}", f"known: specialised, {', '.join(plain)}")
     return Settings(
-        candidate=candidate, rungs=tuple(rung for rung in RungName if rung in rungs), tps=tps, main_tp=tps[0],
+        candidate=candidate, rungs=tuple(rung for rung in RungName if rung in rungs), tps=tuple(dict.fromkeys(tps)), main_tp=tps[0],
         device=_device(options),
         **{name: options[name] for name in ("replicas", "seed", "steps")}, context=_contexts(options["context"]),
         tokens=_count(options["tokens"]),
@@ -144,13 +146,16 @@ def _machine(settings: Settings) -> dict[str, str]:
     return {"device": device, "torch": torch.__version__, "triton": version("triton")}
 
 
-def _clear(out: Path) -> None:
-    """Removes a run's records, and nothing else."""
+def _own(out: Path, *, fresh: bool) -> None:
+    """Sees to it that `out` is a run's own; `fresh` removes the records in it. UserError where it holds anything that no run
+    wrote and is to be emptied, or has no records yet."""
     if not out.exists():
         return
-    if any(out.iterdir()) and not (out / kept.MANIFEST).exists() and not list(out.glob("*.jsonl.gz")):
-        raise UserError(f"{out} holds something else than records", "name a directory of its own with --out")
-    shutil.rmtree(out)
+    foreign = sorted(path.name for path in out.iterdir() if not any(path.match(pattern) for pattern in kept.WRITTEN))
+    if foreign and (fresh or not (out / kept.MANIFEST).exists()):
+        raise UserError(f"{out} holds something else than records ({foreign[0]})", "name a directory of its own with --out")
+    if fresh:
+        shutil.rmtree(out)
 
 
 def _faults(settings: Settings, checkpoint: Path, out: Path, options: Mapping[str, Any]) -> NoReturn:

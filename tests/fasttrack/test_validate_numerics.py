@@ -87,7 +87,7 @@ def test_a_run_that_is_stopped_leaves_no_process_and_goes_on_to_the_same_verdict
     ("arguments", "says"),
     [
         (["--rung", "sixth"], "the rungs are op, teacher_forced"), (["--tp", "3"], "use 1, 2, 4, 8, 16"),
-        (["--tp", "a"], "write --tp 1,8,16"), (["--candidate", "mine"], "write specialised, plain:twin"),
+        (["--tp", "a"], "write --tp 1,8,16"), (["--candidate", "mine"], "known: specialised, plain:twin"),
         (["--device", "tpu"], "name auto, cpu or cuda"), (["--layers", "0,1,3", "--device", "cpu"], "they need a GPU"),
         (["--layers", "0,1", "--faults"], "leave out --checkpoint and --faults"),
         (["--checkpoint", "/nowhere"], "name the `checkpoint` directory"),
@@ -109,3 +109,28 @@ def test_only_records_are_cleared(home, capsys):
     (home / "out" / "thesis.tex").write_text("years of work")
     assert validate("--fresh", "--out", str(home / "out"), *SMALL) == 2
     assert (home / "out" / "thesis.tex").exists()
+
+
+@pytest.mark.parametrize("more", [["--fresh"], []], ids=["to be emptied", "as it is"])
+def test_a_directory_with_something_else_is_left_alone(home, capsys, more):
+    out = home / "out"
+    out.mkdir()
+    (out / "thesis.tex").write_text("years of work")
+    if more:
+        (out / "run.json").write_text("{}")
+    assert validate("--candidate", "plain:twin", *more, "--out", str(out), *SMALL) == 2
+    assert "(thesis.tex)" in capsys.readouterr().err and (out / "thesis.tex").exists()
+
+
+@pytest.mark.parametrize("wrong", [["--rung", "typo"], ["--candidate", "plain:nope"], ["--tp", "3"]])
+def test_wrong_usage_empties_nothing(home, capsys, wrong):
+    out = home / "out"
+    out.mkdir()
+    (out / "run.json").write_text("{}")
+    assert validate("--candidate", "plain:twin", "--rung", "greedy", *SMALL, *wrong, "--fresh", "--out", str(out)) == 2
+    assert (out / "run.json").exists()
+
+
+def test_a_candidate_is_known_whatever_the_rung(home, capsys):
+    assert validate("--candidate", "plain:nope", "--rung", "long_context", "--steps", "1", "--context", "256") == 2
+    assert "known: specialised, plain:twin, plain:decay_bf16" in capsys.readouterr().err

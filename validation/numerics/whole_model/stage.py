@@ -1,8 +1,12 @@
 """The numerics stage in process: runs what is not there yet, keeps all of it, and judges what is kept."""
 
+import fcntl
+import os
 import threading
 from collections import deque
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 from ...errors import UserError
@@ -25,6 +29,11 @@ class Stage:
         """Everything that is not there yet; then the verdict, which is written beside the records."""
         out = self.job.out
         out.mkdir(parents=True, exist_ok=True)
+        with _alone(out):
+            return self._run(say)
+
+    def _run(self, say: Say) -> StageVerdict:
+        out = self.job.out
         _claim(out, self.job.subject)
         lanes = [(benches, deque(pieces)) for benches, pieces in self._lanes() if pieces]
         failures: list[Exception] = []
@@ -81,6 +90,20 @@ def _next(pieces: deque[str]) -> str | None:
         return pieces.popleft()
     except IndexError:  # another bench took the last one
         return None
+
+
+@contextmanager
+def _alone(out: Path) -> Iterator[None]:
+    """Holds a run's directory. UserError where another process does."""
+    directory = os.open(out, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UserError(f"another process runs the stage in {out}", "wait for it, or give another --out") from error
+        yield
+    finally:
+        os.close(directory)
 
 
 def _claim(out: Path, subject: Subject) -> None:

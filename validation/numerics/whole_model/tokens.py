@@ -3,6 +3,7 @@
 import base64
 import gzip
 import json
+import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -94,13 +95,13 @@ class UnitRecords(Frozen):
 
 def read(file: Path) -> UnitRecords:
     """The records of a unit: JSON lines, compressed or not. A line that a stop cut off is left out."""
-    lines = list(_lines(file))
     try:
+        lines = list(_lines(file))
         header = Header.model_validate_json(lines[0])
         parsed = [json.loads(line) for line in lines[1:]]
         steps = tuple(Step.model_validate(item) for item in parsed if "action" in item)
         ends = [End.model_validate(item) for item in parsed if "states" in item]
-    except (IndexError, ValueError, ValidationError) as error:
+    except (IndexError, ValueError, ValidationError, EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise UserError(f"{file}: {str(error).splitlines()[0]}", "remove the file, and run the unit again") from error
     return UnitRecords(header=header, steps=steps, end=ends[0] if ends else None)
 

@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import tomllib
+import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from .scenario import RungName
 from .tokens import CANDIDATE, ORACLE
 
 MANIFEST, VERDICT = "run.json", "verdict.json"
+WRITTEN = (MANIFEST, VERDICT, "faults.json", "*.jsonl", "*.jsonl.gz", "*.states", "*.new", "*.svg")
+"""Names of all that a run leaves in its directory"""
 OP, LONG = "op.jsonl.gz", "long.jsonl.gz"
 LONG_TP = 48
 """Ranks of the group whose one rank the long rung looks at: two heads of true shape"""
@@ -66,6 +69,8 @@ def judge(out: Path) -> StageVerdict:
         if file.name in (OP, LONG):
             continue
         records = tokens.read(file)
+        if wrong := _damage(file, records):
+            raise UserError(f"{file} is damaged: {wrong}", "remove the file; the same command runs that unit again")
         if records.header.subject != subject.digest():
             raise UserError(f"{file} is about another subject than {out / MANIFEST}", "give each run a directory of its own")
         groups.setdefault((records.header.rung, records.header.tp), []).append(records)
@@ -179,6 +184,18 @@ def subject_of(out: Path) -> Subject:
         raise UserError(f"{out} holds no run of the numerics stage", "name the --out of one") from error
 
 
+def _damage(file: Path, records: tokens.UnitRecords) -> str:
+    """Why the records of a finished unit cannot be all that it left; empty where they can."""
+    if file.name != f"{records.header.unit}.jsonl.gz":
+        return f"it is {records.header.unit}'s"
+    if records.end is None:
+        return "its end is missing"
+    actions = [step.action for step in records.steps]
+    if actions != list(range(len(actions))) or not actions:
+        return "steps are missing"
+    return ""
+
+
 def _missing(subject: Subject, verdicts: list[RungVerdict], kept: Collection[str]) -> Iterator[NotRun]:
     """What was asked for and is not there: rungs, and single units of rungs of which others are there."""
     from .pieces import plan_material
@@ -214,16 +231,22 @@ def _order(rung: str, tp: int) -> tuple[int, int]:
 
 def write_lines(file: Path, records: list[Frozen], subject: Subject) -> None:
     """What is kept of a rung that has no units, behind a line that says what it is about."""
-    head = canonical_json({"subject": subject.digest()})
+    head = canonical_json({"records": len(records), "subject": subject.digest()})
     text = "".join(f"{line}\n" for line in (head, *(record.canonical_json() for record in records)))
     _write_bytes(file, gzip.compress(text.encode(), 9, mtime=0))
 
 
 def read_lines(file: Path, subject: Subject) -> list[Mapping[str, Any]]:
     """The records of `write_lines`. UserError for those of another subject; older files do not name one."""
-    head, *records = [json.loads(line) for line in gzip.decompress(file.read_bytes()).decode().splitlines()]
+    damaged = UserError(f"{file} is damaged", "remove the file; the same command runs that rung again")
+    try:
+        head, *records = [json.loads(line) for line in gzip.decompress(file.read_bytes()).decode().splitlines()]
+    except (OSError, EOFError, zlib.error, ValueError) as error:
+        raise damaged from error
     if "subject" not in head:
         return [head, *records]
+    if head["records"] != len(records):
+        raise damaged
     if head["subject"] != subject.digest():
         raise UserError(f"{file} is about another subject than {file.parent / MANIFEST}", "give each run a directory of its own")
     return records

@@ -7,8 +7,10 @@ import pytest
 import token_records
 from fasttrack_validation.contracts.kimi_k3.numerics import material
 from fasttrack_validation.contracts.kimi_k3.numerics.weights import WeightsOf
+from fasttrack_validation.errors import UserError
 from fasttrack_validation.numerics.whole_model import stage, verdict
 from fasttrack_validation.numerics.whole_model.checks import Result
+from fasttrack_validation.numerics.whole_model.long_rung import Point
 from fasttrack_validation.numerics.whole_model.pieces import Job
 from fasttrack_validation.numerics.whole_model.plan import Settings, Work
 from fasttrack_validation.numerics.whole_model.scenario import RungName, Unit
@@ -110,3 +112,80 @@ def test_a_unit_that_is_missing_keeps_its_rung_open(tmp_path, monkeypatch):
     assert missing[0].reason.startswith(f"{units[1].key} is missing")
     kept(tmp_path, subject, units[1].key)
     assert [entry for entry in verdict.judge(tmp_path).not_run if entry.reason != "not asked for"] == []
+
+
+def test_two_processes_do_not_share_a_run(tmp_path):
+    with stage._alone(tmp_path):
+        with pytest.raises(UserError, match="another process runs the stage"), stage._alone(tmp_path):
+            raise AssertionError
+    with stage._alone(tmp_path):
+        pass
+
+
+def open_run(out, rungs=(RungName.TEACHER_FORCED, RungName.LONG_CONTEXT)) -> Subject:
+    settings = Settings(candidate="plain:twin", rungs=rungs, tps=(1,), tokens=8)
+    subject = Subject(model="m", checkpoint="c", candidate="d", harness="h", settings=settings)
+    (out / "run.json").write_text(subject.canonical_json() + "\n")
+    return subject
+
+
+def without(text: str, *numbers: int) -> str:
+    return "".join(line for number, line in enumerate(text.splitlines(True)) if number not in numbers)
+
+
+@pytest.mark.parametrize(
+    "damage,said",
+    [
+        (lambda text: without(text, 41), "its end is missing"),
+        (lambda text: without(text, 7), "steps are missing"),
+        (lambda text: without(text, *range(1, 41)), "steps are missing"),
+    ],
+    ids=["end", "one step", "all steps"],
+)
+def test_records_that_lack_something_are_no_unit(tmp_path, damage, said):
+    subject = open_run(tmp_path)
+    kept(tmp_path, subject, "teacher_forced-tp1-stream")
+    file = tmp_path / "teacher_forced-tp1-stream.jsonl.gz"
+    assert verdict.judge(tmp_path).rungs[0].result is Result.PASS
+    with gzip.open(file, "rt") as whole:
+        text = damage(whole.read())
+    with gzip.open(file, "wt") as cut:
+        cut.write(text)
+    with pytest.raises(UserError, match=said) as error:
+        verdict.judge(tmp_path)
+    assert file.name in str(error.value)
+
+
+def test_a_copy_of_a_unit_is_not_counted_twice(tmp_path):
+    subject = open_run(tmp_path)
+    kept(tmp_path, subject, "teacher_forced-tp1-stream")
+    file = tmp_path / "teacher_forced-tp1-stream.jsonl.gz"
+    (tmp_path / "teacher_forced-tp1-copy.jsonl.gz").write_bytes(file.read_bytes())
+    with pytest.raises(UserError, match="it is teacher_forced-tp1-stream's"):
+        verdict.judge(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["teacher_forced-tp1-stream.jsonl.gz", "long.jsonl.gz", "op.jsonl.gz"])
+@pytest.mark.parametrize("data", [b"", b"\x1f\x8b\x08", b"no gzip at all", gzip.compress(b"{\n")[:-4], gzip.compress(b"no json\n")])
+def test_a_file_that_cannot_be_read_is_named(tmp_path, name, data):
+    open_run(tmp_path)
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(UserError, match=name):
+        verdict.judge(tmp_path)
+
+
+def test_what_is_kept_of_a_rung_without_units_is_whole_and_of_this_run(tmp_path):
+    subject = open_run(tmp_path)
+    other = subject.model_copy(update={"harness": "other"})
+    file = tmp_path / "long.jsonl.gz"
+    points = [Point(what="state", at=at, errors={p: (1e-3,) for p in ("stock", "again-1", "candidate")}) for at in (1, 10)]
+    verdict.write_lines(file, points, subject)
+    assert [rung.rung for rung in verdict.judge(tmp_path).rungs] == ["long_context"]
+    lines = gzip.decompress(file.read_bytes()).splitlines(True)
+    for text in (b"".join(lines[:-1]), lines[0]):
+        file.write_bytes(gzip.compress(text))
+        with pytest.raises(UserError, match="damaged"):
+            verdict.judge(tmp_path)
+    verdict.write_lines(file, points, other)
+    with pytest.raises(UserError, match="another subject"):
+        verdict.judge(tmp_path)
