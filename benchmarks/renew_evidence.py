@@ -18,7 +18,6 @@ taken away costs one part at most.
 import argparse
 import contextlib
 import fnmatch
-import hashlib
 import os
 import shutil
 import signal
@@ -29,6 +28,8 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from fasttrack_validation.records import digest_files
 
 HERE = Path(__file__).resolve().parent
 MODEL = HERE.parent / "models/kimi_k3"
@@ -130,13 +131,11 @@ def _signalled(process: subprocess.Popen, number: signal.Signals) -> None:
 def sources() -> str:
     """SHA-256 (hex) of everything that a figure may be about, but for the dispatch tables: the first part writes into them."""
     root, kinds = HERE.parent, (".py", ".toml", ".cu", ".cuh")
-    files = [path for name in ("fasttrack", "validation", "models") for path in (root / name).rglob("*") if path.suffix in kinds]
-    digest = hashlib.sha256()
-    for path in sorted(files):
-        name = path.relative_to(root)
-        if not {"dispatch", "evidence"} & set(name.parts):
-            digest.update(f"{name}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
-    return digest.hexdigest()
+    files = (path for name in ("fasttrack", "validation", "models") for path in (root / name).rglob("*") if path.suffix in kinds)
+    return digest_files({
+        path.relative_to(root).as_posix(): path.read_bytes()
+        for path in files if not {"dispatch", "evidence"} & set(path.relative_to(root).parts)
+    })  # fmt: skip
 
 
 def pack_up(out: Path) -> None:

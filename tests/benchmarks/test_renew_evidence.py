@@ -7,6 +7,10 @@ import time
 from pathlib import Path
 
 import pytest
+from fasttrack_validation.errors import UserError
+from fasttrack_validation.numerics.whole_model import stage
+from fasttrack_validation.numerics.whole_model.plan import Settings
+from fasttrack_validation.numerics.whole_model.verdict import Subject
 
 PATH = Path(__file__).parents[2] / "benchmarks/renew_evidence.py"
 LADDER = """
@@ -27,17 +31,21 @@ sys.exit({"pass": 0, "fail": 1}[result])
 """
 
 
-@pytest.fixture
-def renew(tmp_path, monkeypatch):
+def loaded(monkeypatch):
     spec = importlib.util.spec_from_file_location("renew_evidence", PATH)
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "renew_evidence", module)
     spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def renew(tmp_path, monkeypatch):
+    module = loaded(monkeypatch)
     model = tmp_path / "models/kimi_k3"
     for name in ("dispatch", "evidence/numerics"):
         (model / name).mkdir(parents=True)
     monkeypatch.setattr(module, "MODEL", model)
-    monkeypatch.setattr(module, "sources", lambda: "these")
 
     def run(*groups, minutes="1", about="these", only=()):
         monkeypatch.setattr(module, "groups", lambda packs: iter(groups))
@@ -126,11 +134,31 @@ def test_parts_of_a_group_run_side_by_side_and_those_asked_for_alone(renew, tmp_
     assert sorted(path.name for path in (renew.out / "done").iterdir()) == ["one", "other"]
 
 
-def test_the_digest_of_sources_is_about_kernels_and_not_about_tables(renew):
-    spec = importlib.util.spec_from_file_location("fresh", PATH)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["fresh"] = module
-    spec.loader.exec_module(module)
-    assert len(module.sources()) == 64 and module.sources() == module.sources()
-    names = [part.name for group in module.groups(Path("packs")) for part in group]
+def test_sources_are_code_and_not_what_the_parts_write(tmp_path, monkeypatch):
+    module = loaded(monkeypatch)
+    tree = {
+        "fasttrack/cli.py": "", "validation/judge.py": "", "models/kimi_k3/kernels/cuda/a.cu": "",
+        "models/kimi_k3/dispatch/experts.toml": "", "models/kimi_k3/evidence/grid/run.py": "", "models/kimi_k3/README.md": "",
+    }  # fmt: skip
+    for name, text in tree.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(module, "HERE", tmp_path / "benchmarks")
+    before, changes = module.sources(), []
+    for name in tree:
+        (tmp_path / name).write_text("changed")
+        changes.append(module.sources() != before)
+        before = module.sources()
+    assert changes == [True, True, True, False, False, False]
+
+
+def test_every_cell_of_the_grid_comes_after_what_its_figures_rest_on(monkeypatch):
+    names = [part.name for group in loaded(monkeypatch).groups(Path("packs")) for part in group]
     assert names[0] == "confirm" and len(set(names)) == len(names) and names[-1] == "grid-rest"
+
+
+def test_the_ladder_says_of_other_records_what_is_looked_for(tmp_path, monkeypatch):
+    subject = Subject(model="m", checkpoint="c", candidate="d", harness="h", settings=Settings())
+    stage._claim(tmp_path, subject)
+    with pytest.raises(UserError, match=loaded(monkeypatch).OTHER):
+        stage._claim(tmp_path, subject.model_copy(update={"harness": "other"}))
