@@ -17,6 +17,11 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: -weight[item.path])
 
 
+def pytest_make_parametrize_id(val, argname):
+    """Bytes by their length: workers must agree on what tests are called, and packed bytes hold the time of packing."""
+    return f"{argname} of {len(val)} bytes" if isinstance(val, bytes) else None
+
+
 @pytest.fixture(scope="session")
 def _kept():
     from kept_sandboxes import Kept

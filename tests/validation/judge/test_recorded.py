@@ -184,7 +184,6 @@ def test_a_changed_file_is_refused(record, tmp_path, edit):
     assert refused.value.reason == reason
 
 
-# Named, because gzip's header holds the time: each worker of a parallel run would give the test another name.
 @pytest.mark.parametrize(
     "data", [b"", b"text", gzip.compress(b"[]"), gzip.compress(b"{")[:-9], gzip.compress(b"null")],
     ids=["empty", "text", "array", "cut off", "null"],
