@@ -32,8 +32,13 @@ def gate_over_up(matrix):
 def stages(packed, scale, chunks):
     """[E, N, K / 2] and [E, N, K / 32] uint8 as [E, N / 16, K / 64 / chunks, 136 chunks] int32."""
     table = _table().to(packed.device)
-    parts = zip(packed.split(_AT_ONCE), scale.split(_AT_ONCE), strict=True)
-    return torch.cat([_stages(*part, chunks, table) for part in parts])
+    experts, rows, half = packed.shape
+    of_block = (half // (CHUNK // 2) // chunks, CHUNK_WORDS * chunks)
+    # Filled in place: on a card that all layers' experts fill, there is no room for a second copy of some.
+    whole = packed.new_empty((experts, rows // BLOCK_ROWS, *of_block), dtype=torch.int32)
+    for part, *of in zip(whole.split(_AT_ONCE), packed.split(_AT_ONCE), scale.split(_AT_ONCE), strict=True):
+        part.copy_(_stages(*of, chunks, table))
+    return whole
 
 
 def _stages(packed, scale, chunks, table):
