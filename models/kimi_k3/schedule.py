@@ -4,9 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from . import parts
 from .dispatch import PART, Choice, Directory
 from .graph import EXCHANGED, Place
+from .parts import Member, Parts
+from .tensors import STATIC
 
 MAIN = "main"
 SIDE = {"shared_down": "shared"}
@@ -22,7 +23,7 @@ class Call:
     """One call of a kernel file's `launch`."""
 
     op: str
-    members: tuple[parts.Member, ...]
+    members: tuple[Member, ...]
     kernel: str
     config: Mapping[str, Any]
     stream: str
@@ -45,11 +46,11 @@ def schedule(
     Parts come before their members where their table names the hardware, TP and rows. A call of a side stream is
     launched as soon as what it reads is there, so that it overlaps what follows on the main stream.
     """
-    names = {place.name for place in chosen}
+    parts, names = Parts(step), {place.name for place in chosen}
     taken: dict[str, tuple[tuple[Place, ...], Choice]] = {}
     for op in directory.parts:
         choice = directory.choose(op, hardware, tp, rows)
-        for run in parts.found(step, op) if choice else ():
+        for run in parts.found(op) if choice else ():
             if names.issuperset(place.name for place in run) and not any(place.name in taken for place in run):
                 taken.update({place.name: (run, choice) for place in run})
     groups: list[tuple[tuple[Place, ...], Choice]] = []
@@ -60,11 +61,11 @@ def schedule(
             raise NoKernel(f"{place.op}: no entry for {hardware}, TP {tp}, {rows} rows in its dispatch table")
         if run[0] is place:
             groups.append((run, choice))
-    return _ordered(step, groups)
+    return _ordered(step, groups, parts)
 
 
 def _ordered(
-    places: Sequence[Place], groups: Sequence[tuple[tuple[Place, ...], Choice]]
+    places: Sequence[Place], groups: Sequence[tuple[tuple[Place, ...], Choice]], parts: Parts
 ) -> tuple[Call, ...]:
     crossing = {source.value for place in places for source in place.sources if source.via in EXCHANGED}
     written_on: dict[str, str] = {}
@@ -75,7 +76,7 @@ def _ordered(
         waits = {written_on[value] for value in read if value in written_on} - {stream, MAIN}
         written = [value for place in run for value in place.writes.values()]
         call = Call(
-            choice.op, _members(places, run), choice.kernel, choice.config, stream, tuple(sorted(waits)),
+            choice.op, _members(parts, run), choice.kernel, choice.config, stream, tuple(sorted(waits)),
             tuple(value for value in written if value in crossing),
         )  # fmt: skip
         written_on.update(dict.fromkeys(written, stream))
@@ -91,9 +92,9 @@ def _earliest(calls: Sequence[Call], read: Sequence[str]) -> int:
     return 0
 
 
-def _members(places: Sequence[Place], run: tuple[Place, ...]) -> tuple[parts.Member, ...]:
+def _members(parts: Parts, run: tuple[Place, ...]) -> tuple[Member, ...]:
     if len(run) > 1:
-        return parts.members(places, run)
+        return parts.members(run)
     (place,) = run
-    names = {*parts.STATIC[place.op], *place.reads, *place.writes}
-    return (parts.Member(place, place.op, {}, {name: name for name in sorted(names)}),)
+    names = {*STATIC[place.op], *place.reads, *place.writes}
+    return (Member(place, place.op, {}, {name: name for name in sorted(names)}),)

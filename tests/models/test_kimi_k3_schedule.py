@@ -28,6 +28,7 @@ from fasttrack_validation.tensors import torch_dtype
 MODEL = contracts.load("kimi_k3")
 OF = Architecture.from_config()
 PLACES = graph.step(shape.PUBLISHED).places
+PARTS = parts.Parts(PLACES)
 MANIFEST = model_dir.load("kimi_k3")
 
 
@@ -95,9 +96,9 @@ FUSED = [
 @pytest.mark.parametrize("op", FUSED)
 def test_fused_ops_name_tensors_and_axes_as_their_contract_does(op):
     contract = MODEL.op(op)
-    runs = parts.found(PLACES, op)
+    runs = PARTS.found(op)
     assert runs
-    own = parts.members(PLACES, runs[0])
+    own = PARTS.members(runs[0])
     assert [m.alias for m in own] == [m.alias for m in contract.members]
     for mine, theirs in zip(own, contract.members, strict=True):
         assert dict(mine.outer) == dict(theirs.outer)
@@ -118,13 +119,13 @@ def test_fused_ops_name_tensors_and_axes_as_their_contract_does(op):
 def test_a_fused_op_is_bound_to_the_tensors_and_axes_of_its_contract(op):
     contract, seen = MODEL.op(op), {}
     at = next(w for w in contract.workloads() if w.axes["tp"] == 8 and w.axes["rows"] == 4)
-    places = parts.found(PLACES, op)[-1]  # with all banks, as in the workload
+    places = PARTS.found(op)[-1]  # with all banks, as in the workload
     specs = {spec.name: spec for spec in contract.tensors(at)}
     given = {
         f"{member.place.name}.{tensor}": torch.empty_strided(
             specs[name].shape, specs[name].strides, dtype=torch_dtype(specs[name].dtype), device="meta"
         )
-        for member in parts.members(PLACES, places) for tensor, name in member.outer.items()
+        for member in PARTS.members(places) for tensor, name in member.outer.items()
     }  # fmt: skip
 
     def launch(context, buffers, axes, config):
@@ -146,7 +147,7 @@ def test_a_fused_op_is_bound_to_the_tensors_and_axes_of_its_contract(op):
 
 def test_a_fused_op_replaces_only_places_that_are_wired_as_most_are():
     """Layers that begin a block restart the stream: there the residual is no input, and the members stay."""
-    runs = parts.found(PLACES, "attn_res_norm+in_projection+kda_decode+o_proj_residual")
+    runs = PARTS.found("attn_res_norm+in_projection+kda_decode+o_proj_residual")
     layers = [run[0].layer for run in runs]
     assert layers == [n for n in shape.PUBLISHED.kda_layers if n % 12]
 
