@@ -17,7 +17,7 @@ from fasttrack_validation.numerics.whole_model import faulted
 from fasttrack_validation.numerics.whole_model import stage as ladder
 from fasttrack_validation.numerics.whole_model import verdict as kept
 from fasttrack_validation.numerics.whole_model.checks import Result
-from fasttrack_validation.numerics.whole_model.long_gpu import BLOCK
+from fasttrack_validation.numerics.whole_model.long_steps import BLOCK
 from fasttrack_validation.numerics.whole_model.pieces import Job, Say
 from fasttrack_validation.numerics.whole_model.plan import Settings
 from fasttrack_validation.numerics.whole_model.scenario import RungName

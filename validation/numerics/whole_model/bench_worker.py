@@ -13,19 +13,21 @@ from ...errors import UserError
 from .pieces import Job, Pieces
 
 
-_FULL = re.compile(r"OutOfMemoryError: (.*?\.) (GPU \d+ has a total capacity of .*?)\n")
+_FULL_CARD = re.compile(r"OutOfMemoryError: (.*?\.) (GPU \d+ has a total capacity of .*?)\n")
+_FULL_DISK = re.compile(r".*No space left on device.*")
 
 
 def _full(story: str) -> tuple[str, str] | None:
-    """What to say and do where a card's memory is full, in this process or in a path's own; None where it is not that."""
-    found = _FULL.search(story)
-    if found is None:
-        return None
-    others = "other processes on it, this run's own among them" if "Process " in found[2] else "nothing else on it"
-    return (
-        f"the card's memory does not hold what this piece needs ({found[1]} {others})",
-        "end what else runs on it, or take a lower --tp or fewer of the --layers; the same command goes on with what is missing",
-    )
+    """What to say and do where a card's memory or a disk is full, in this process or in a path's own; None where it is neither."""
+    if found := _FULL_CARD.search(story):
+        others = "other processes on it, this run's own among them" if "Process " in found[2] else "nothing else on it"
+        return (
+            f"the card's memory does not hold what this piece needs ({found[1]} {others})",
+            "end what else runs on it, or take a lower --tp or fewer of the --layers; the same command goes on with what is missing",
+        )
+    if found := _FULL_DISK.search(story):
+        return f"a disk is full ({found[0].strip()})", "free some of it; the same command goes on where records end"
+    return None
 
 
 def main(descriptor: int, role: str, model: str, directory: str) -> None:

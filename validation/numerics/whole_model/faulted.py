@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ...records import Frozen
-from . import findings, long_rung, op_rung, pieces, side_by_side, tokens
+from . import findings, long_rung, long_sections, op_rung, pieces, side_by_side, tokens
 from .checks import Result, RungVerdict, Where
 from .plan import Material, Settings, works
 from .runner import UnitRun
@@ -79,7 +79,8 @@ def table(
                 cells[name].append(Cell(rung=rung, result=verdict.result, first=verdict.first, text=verdict.text))
     if RungName.LONG_CONTEXT in settings.rungs:
         for name in cells:
-            points = pieces.long_points(settings, faults.get(name), say)
+            sections = long_sections.plain(settings, faults.get(name), lambda step: say(pieces.LONG_PIECE, step, 0))
+            points = [point for compute in sections.values() for point in compute()]
             verdict = long_rung.judged(points, LONG_TP)
             cells[name].append(Cell(rung=verdict.rung, result=verdict.result, first=verdict.first, text=verdict.text))
     titles = {TWIN: "none: the roundings of fused kernels"} | {name: fault.title for name, fault in faults.items()}
@@ -95,13 +96,13 @@ def _ops(settings: Settings, paths, faults: Mapping, cells: dict[str, list[Cell]
     from ...contracts.kimi_k3.numerics import op_exams
 
     contracts = op_exams.contracts(paths.architecture)
-    exams = pieces.op_exams(paths.architecture, 1, settings.seed, op_rung.plainly, lambda n: say("op", n, 0))
+    exams = op_rung.exams(paths.architecture, 1, settings.seed, op_rung.plainly, lambda n: say("op", n, 0))
     cells[TWIN].append(_cell(op_rung.judged(exams)))
     for name, fault in faults.items():
         if fault.mistake is None:
             continue
         run = op_rung.mistaken(fault.mistake)
-        found = [_sit(contracts[fault.op], fault.tp, settings.seed, run, rows) for rows in pieces.OP_ROWS]
+        found = [_sit(contracts[fault.op], fault.tp, settings.seed, run, rows) for rows in op_rung.OP_ROWS]
         cells[name].append(_cell(op_rung.judged([exam for each in found for exam in each])))
 
 

@@ -1,6 +1,6 @@
 """The last rung: errors by decade of decode steps, and by position of the attended token."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from torch import Tensor
@@ -26,26 +26,6 @@ class Point(Frozen):
     """Steps done, or position of the attended token"""
     errors: dict[str, tuple[float, ...]]
     """Path -> relative error in the norm of each (stream, head)"""
-
-
-class Stepping:
-    """Recurrences side by side: `paths` by name, the oracle apart."""
-
-    def __init__(self, oracle, paths: Mapping[str, object], decades: Sequence[int]) -> None:
-        self._oracle, self._paths, self._decades = oracle, paths, frozenset(decades)
-
-    def __call__(self, projections: Iterable[Tensor], say: Callable[[int], None] = lambda step: None) -> list[Point]:
-        """The points at every decade."""
-        found = []
-        for number, projected in enumerate(projections, 1):
-            exact = self._oracle.step(projected)
-            outs = {name: path.step(projected) for name, path in self._paths.items()}
-            if number in self._decades:
-                both = {ORACLE: (self._oracle.state, exact)}
-                both |= {name: (path.state, outs[name]) for name, path in self._paths.items()}
-                found += moved(number, both)
-            say(number)
-        return found
 
 
 def moved(step: int, paths: Mapping[str, tuple[Tensor, Tensor]]) -> list[Point]:

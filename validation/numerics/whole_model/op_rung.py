@@ -1,6 +1,10 @@
 """The first rung: every op against its float64 oracle, on all the distributions of its contract."""
 
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
+from typing import Any
 
 from torch import Tensor
 
@@ -9,7 +13,9 @@ from ...records import Frozen
 from ...tensors import torch_dtype
 from ..calibrate import Decision, Measurement, Ruling, decide, measure
 from .checks import Check, Result, RungVerdict, Where
+from .lines import Lines
 
+OP_ROWS = (1, 3)
 _VALUES, _TRIALS, _APART = 1000, 16, 1_000_003
 """Values that the medians of a comparison are taken of at least; trials at most, and how far apart their seeds are"""
 Run = Callable[[OpContract, Workload, Mapping[str, Tensor]], Mapping[str, Tensor]]
@@ -25,6 +31,11 @@ class Exam(Frozen):
     distribution: str
     workload: str
     rulings: tuple[Ruling, ...]
+
+    @property
+    def key(self) -> tuple[str, int, int, str]:
+        """What tells it from the other exams of a run."""
+        return self.op, self.tp, self.rows, self.distribution
 
 
 def sit(contract: OpContract, at: Workload, distribution: str, seed: int, run: Run) -> Exam:
@@ -54,6 +65,56 @@ def _enough(trials: Sequence[Measurement]) -> bool:
     """Whether the medians stand: errors of a few values differ by a half between equal paths. Exact ones have none."""
     values = sum(len(trial.errors) for trial in trials)
     return values == 0 or values >= _VALUES
+
+
+def exams(
+    architecture: Any, tp: int, seed: int, run: Run, say: Callable[[int], None], jobs: int = 1,
+    kept: Lines | None = None,
+) -> list[Exam]:
+    """Every op of a rank of `tp`, on every distribution, at each of `OP_ROWS`; `jobs` oracles at a time, one candidate.
+
+    `kept` grows by each exam; those that are in it already are left out of the list.
+    """
+    from ...contracts.kimi_k3.numerics import op_exams
+
+    lock, done = threading.Lock(), {Exam.model_validate_json(line).key for line in kept.lines} if kept else set()
+    counted = count(1 + len(done))
+
+    def alone(contract: Any, at: Any, inputs: Any) -> Any:
+        with lock:
+            return run(contract, at, inputs)
+
+    def sat(contract: OpContract, rows: int, distribution: str) -> Exam:
+        at = op_exams.workload(contract, tp, rows, seed + rows)
+        found = sit(contract, at, distribution, seed + list(contract.distributions).index(distribution), alone)
+        with lock:
+            if kept is not None:
+                kept.append(found.canonical_json())
+            say(next(counted))
+        return found
+
+    contracts = op_exams.contracts(architecture)
+    with ThreadPoolExecutor(jobs) as pool:
+        futures = [
+            pool.submit(sat, contracts[op], rows, distribution)
+            for op, _, rows, distribution in keys(architecture, (tp,)) if (op, tp, rows, distribution) not in done
+        ]  # fmt: skip
+        try:
+            return [future.result() for future in futures]
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def keys(architecture: Any, tps: Sequence[int]) -> list[tuple[str, int, int, str]]:
+    """`Exam.key` of every exam, in the order of the records."""
+    from ...contracts.kimi_k3.numerics.op_exams import contracts
+
+    return [
+        (contract.op, tp, rows, distribution)
+        for tp in tps for contract in contracts(architecture).values() for rows in OP_ROWS
+        for distribution in contract.distributions
+    ]  # fmt: skip
 
 
 def mistaken(description: str) -> Run:

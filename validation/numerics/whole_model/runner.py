@@ -13,6 +13,7 @@ from torch import Tensor
 from ...errors import UserError
 from ...records import canonical_json
 from . import tokens as kept
+from .lines import Lines
 from .scenario import ORACLES, PADDING, Action, Actions, Kind, Unit
 from .tokens import CANDIDATE, ORACLE, End, Header, Step, Token
 
@@ -43,54 +44,25 @@ class Contestant(Protocol):
     def load(self, file: Path) -> None: ...
 
 
-class Journal:
-    """The lines of a unit: appended one an action, flushed to disk, and repeated without a change after a stop."""
+class Journal(Lines):
+    """The lines of a unit: one an action, repeated without a change after a stop."""
 
     def __init__(self, file: Path, header: Header) -> None:
-        self.file, self._first = file, header.canonical_json()
-        self.lines = self._existing()
-
-    def _existing(self) -> list[str]:
-        if not self.file.exists():
-            return []
-        data = self.file.read_bytes()
-        lines = data[: data.rfind(b"\n") + 1].decode("utf-8").splitlines()
-        if lines and lines[0] != self._first:
-            raise UserError(
-                f"{self.file} holds records of another checkpoint, path or setting",
-                "give another --out, or start over with --fresh",
-            )
-        return lines
-
-    def open(self) -> None:
-        """Drops what a stop cut off, and writes the header where there is none."""
-        text = "".join(f"{line}\n" for line in self.lines or [self._first])
-        self.lines = self.lines or [self._first]
-        temporary = self.file.with_suffix(".new")
-        temporary.write_text(text, "utf-8")
-        os.replace(temporary, self.file)
-        self._handle = self.file.open("a", encoding="utf-8")
-        self.count = 1
+        super().__init__(file, header.canonical_json())
+        self.count = 0
+        """Actions that this run stands behind"""
 
     def record(self, record: Step | End) -> None:
         """Appends, or holds against the line that is there: UserError where it differs."""
         line = record.canonical_json()
-        if self.count < len(self.lines):
-            if self.lines[self.count] != line:
-                raise UserError(
-                    f"{self.file}: line {self.count + 1} came out differently this time",
-                    "a path is not deterministic here, or another version of it ran before: start over with --fresh",
-                )
-        else:
-            self._handle.write(line + "\n")
-            self._handle.flush()
-            os.fsync(self._handle.fileno())
-            self.lines.append(line)
+        if self.count == len(self.lines):
+            self.append(line)
+        elif self.lines[self.count] != line:
+            raise UserError(
+                f"{self.file}: line {self.count + 2} came out differently this time",
+                "a path is not deterministic here, or another version of it ran before: start over with --fresh",
+            )
         self.count += 1
-
-    def close(self) -> None:
-        """Closes the file."""
-        self._handle.close()
 
 
 class UnitRun:
@@ -112,11 +84,8 @@ class UnitRun:
         finished = self._file.with_suffix(".jsonl.gz")
         for path in self.paths.values():
             path.begin(self.unit.requests, self.unit.max_tokens, self.unit.width)
-        self.journal.open()
-        try:
+        with self.journal:
             self._run(actions)
-        finally:
-            self.journal.close()
         kept.compress(self._file, finished.with_suffix(".new"))
         os.replace(finished.with_suffix(".new"), finished)
         self._file.unlink()
@@ -132,7 +101,7 @@ class UnitRun:
             except StopIteration:
                 break
             if number < resumed:
-                step = Step.model_validate_json(self.journal.lines[number + 1])
+                step = Step.model_validate_json(self.journal.lines[number])
                 self._count(action)
                 answer = tuple(token.top1 for token in step.tokens)
                 self.journal.count += 1
@@ -235,10 +204,10 @@ class UnitRun:
     def _resume(self) -> int:
         """Actions that need not run again: all paths stand behind them."""
         marker = self._states / "actions.json"
-        if len(self.journal.lines) < 2 or not marker.exists():
+        if not marker.exists():
             return 0
         actions = json.loads(marker.read_text())["actions"]
-        if actions > len(self.journal.lines) - 1:
+        if actions > len(self.journal.lines):
             return 0
         for name, path in self.paths.items():
             path.load(self._states / f"{name}.safetensors")

@@ -84,9 +84,12 @@ class Specialised(Arm):
         found = self._ask(command, op=op, at=at.model_dump(mode="json"), inputs=sent)
         return {name: received(tensor) for name, tensor in found.items()}
 
-    def long_state(self, seed: int, tp: int, steps: int, decades: Sequence[int]) -> dict[int, tuple[Tensor, Tensor]]:
+    def long_state(
+        self, seed: int, tp: int, steps: int, decades: Sequence[int], kept: Path | None = None
+    ) -> dict[int, tuple[Tensor, Tensor]]:  # fmt: skip
         """See the worker."""
-        found = self._ask("long_state", seed=seed, tp=tp, steps=steps, decades=list(decades))
+        file = str(kept.absolute()) if kept else None
+        found = self._ask("long_state", seed=seed, tp=tp, steps=steps, decades=list(decades), kept=file)
         return {step: tuple(received(tensor) for tensor in pair) for step, pair in found.items()}
 
     def launches(self) -> list[str]:

@@ -20,7 +20,7 @@ from ...contracts.kimi_k3.numerics.weights import WeightsOf, paths_of
 from ...contracts.kimi_k3.step.state import PADDING, Batch
 from ...performance.arm import packed
 from ...performance.directory import load
-from . import cards, long_gpu
+from . import cards, long_steps
 from .simulated_ranks import Group, launch_op, resize
 from .specialised import received
 
@@ -179,13 +179,15 @@ class Worker:
             kernel, config = f"kernels/{contract.op}.py", dict(configurations[contract.op])
         return launch_op(self.directory.kernel(kernel), contract, workload, tensors, config, self.card)
 
-    def do_long_state(self, seed: int, tp: int, steps: int, decades: Sequence[int]) -> dict[int, tuple[Any, Any]]:
-        """Decade -> state and output of the kernel of the recurrence, at the true shape of a head."""
+    def do_long_state(
+        self, seed: int, tp: int, steps: int, decades: Sequence[int], kept: str | None = None
+    ) -> dict[int, tuple[Any, Any]]:  # fmt: skip
+        """Decade -> state and output of the kernel of the recurrence, at the true shape of a head; `kept` as in long_steps.py."""
         of = Architecture.from_config()
         drift = long_state.Drift(of, tp, seed, self.card.device)
         contract = op_exams.contracts(of)["kda_decode"]
-        kernel = long_gpu.Kernel(drift, contract, lambda at, tensors: self._bound(of, contract, at, tensors))
-        found = long_gpu.states(drift, {"candidate": kernel}, steps, decades)
+        kernel = long_steps.Kernel(drift, contract, lambda at, tensors: self._bound(of, contract, at, tensors))
+        found = long_steps.states(drift, {"candidate": kernel}, steps, decades, Path(kept) if kept else None)
         return {step: tuple(packed(tensor) for tensor in paths["candidate"]) for step, paths in found.items()}
 
     def do_launches(self) -> list[str]:

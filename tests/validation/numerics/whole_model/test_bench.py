@@ -1,5 +1,7 @@
 """What a process of a run says of what went wrong in it, and in the processes that it has itself."""
 
+import errno
+import os
 import socket
 import threading
 from multiprocessing.connection import Connection
@@ -56,6 +58,15 @@ def test_a_full_card_is_the_users_to_empty_whoever_met_it(monkeypatch, others, s
     for error in (torch.OutOfMemoryError(text), nested):
         outcome, what, how = answer(monkeypatch, error)
         assert outcome == "wrong" and "Tried to allocate 1.22 GiB" in what and said in what and "--layers" in how
+
+
+def test_a_full_disk_is_the_users_to_empty_whoever_met_it(monkeypatch):
+    error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/run/op.jsonl")
+    saving = ArmFailed("Error while serializing: I/O error: No space left on device (os error 28)\nTraceback ...\n")
+    for error, said in ((error, "'/run/op.jsonl'"), (saving, "(Error while serializing")):
+        outcome, what, how = answer(monkeypatch, error)
+        assert outcome == "wrong" and what.startswith("a disk is full (") and said in what and "goes on" in how
+        assert "\n" not in what and "Traceback" not in what
 
 
 def test_other_errors_are_told_whole(monkeypatch):

@@ -7,7 +7,7 @@ from fasttrack_validation.contracts.kimi_k3.numerics.faults import FAULTS
 from fasttrack_validation.contracts.kimi_k3.numerics.paths import Paths
 from fasttrack_validation.contracts.kimi_k3.architecture import Architecture
 from fasttrack_validation.contracts.kimi_k3.step.state import Batch
-from fasttrack_validation.numerics.whole_model import findings, long_rung, op_rung, pieces, scenarios, side_by_side, tokens
+from fasttrack_validation.numerics.whole_model import findings, long_rung, long_sections, op_rung, pieces, scenarios, side_by_side, tokens
 from fasttrack_validation.numerics.whole_model.findings import Result
 from fasttrack_validation.numerics.whole_model.plan import Settings
 from fasttrack_validation.numerics.whole_model.runner import UnitRun
@@ -70,7 +70,7 @@ def test_the_op_rung_finds_what_an_op_can_do_wrong(paths, name):
     decisions = {}
     for run in (op_rung.mistaken(fault.mistake), op_rung.plainly):
         exams = []
-        for rows in pieces.OP_ROWS:
+        for rows in op_rung.OP_ROWS:
             at = op_exams.workload(contract, fault.tp, rows, rows)
             exams += [op_rung.sit(contract, at, line, number, run) for number, line in enumerate(contract.distributions)]
         decisions[run] = op_rung.judged(exams)
@@ -82,9 +82,10 @@ def test_the_op_rung_finds_what_an_op_can_do_wrong(paths, name):
 @pytest.mark.parametrize(("name", "result"), [(None, Result.PASS), ("decay_bf16", Result.FAIL), ("beta_bf16", Result.FAIL)])
 def test_the_long_state_tells_a_narrow_decay_from_noise(name, result):
     settings = Settings(candidate="plain:twin", steps=30, context=256, replicas=2)
-    points = pieces.long_points(settings, FAULTS.get(name), lambda unit, done, of: None)
+    sections = long_sections.plain(settings, FAULTS.get(name), lambda step: None)
+    points = [point for compute in sections.values() for point in compute()]
     assert {point.at for point in points if point.what == "state"} == {1, 10, 30}
-    assert long_rung.judged(points, pieces.LONG_TP).result is result
+    assert long_rung.judged(points, long_sections.LONG_TP).result is result
 
 
 def test_a_token_that_is_looked_for_far_back_is_found_there():

@@ -1,7 +1,7 @@
 """Verdicts on the long rung from made-up errors: what rounding alone leaves says nothing, whatever equal runs make of it."""
 
 import pytest
-from fasttrack_validation.numerics.whole_model import pieces
+from fasttrack_validation.numerics.whole_model import long_sections
 from fasttrack_validation.numerics.whole_model.checks import Result
 from fasttrack_validation.numerics.whole_model.long_rung import Point, judged
 from fasttrack_validation.numerics.whole_model.plan import Settings
@@ -51,7 +51,8 @@ def test_one_context_is_written_as_ever_and_several_as_a_list():
 
 def test_attention_over_several_contexts_leaves_points_of_each():
     settings = Settings(candidate="plain:twin", steps=1, context=(256, 320), replicas=2)
-    points = pieces.long_points(settings, None, lambda unit, done, of: None)
+    sections = long_sections.plain(settings, None, lambda step: None)
+    points = [point for compute in sections.values() for point in compute()]
     assert {point.what for point in points} == {"state", "output", "context of 256", "context of 320"}
     assert max(point.at for point in points if point.what == "context of 320") == 319
     assert judged(points, 48).result is Result.PASS

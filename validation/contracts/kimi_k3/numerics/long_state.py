@@ -4,7 +4,7 @@ Both at the true shape of a head, on one rank of a group so wide that it has few
 any group.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -55,12 +55,6 @@ class Drift:
             "o_norm": (0.5 + torch.rand(shard.head_dim, generator=random)).bfloat16(),
         }
         return {name: tensor.to(self.device) for name, tensor in drawn.items()}
-
-    def projections(self, steps: int) -> Iterator[Tensor]:
-        """[streams, projected width] bfloat16 of each step."""
-        width, random = self.architecture.kda_shard(self.tp).projection_rows, Generator().manual_seed(self.seed + 1)
-        for _ in range(steps):
-            yield torch.randn(STREAMS, width, generator=random).bfloat16()
 
     def block(self, number: int, steps: int) -> Tensor:
         """[steps, streams, projected width] bfloat16: the same numbers whoever draws them on this device."""

@@ -15,7 +15,7 @@ import json, sys, torch
 from pathlib import Path
 from fasttrack_validation.contracts.kimi_k3.architecture import Architecture
 from fasttrack_validation.contracts.kimi_k3.numerics import long_state, op_exams
-from fasttrack_validation.numerics.whole_model import long_gpu, long_rung
+from fasttrack_validation.numerics.whole_model import long_steps, long_rung
 from fasttrack_validation.numerics.whole_model.specialised_worker import Worker
 
 torch.set_num_threads(1)
@@ -24,7 +24,7 @@ worker = Worker(Path(sys.argv[1]))
 worker.do_open({"layers": [0, 1, 3]}, 8, "cpu")
 drift = long_state.Drift(Architecture.from_config(), tp, 3)
 paths = {"oracle": drift.oracle(), "stock": drift.plain(), "again-1": drift.again(1)}
-found = long_gpu.states(drift, paths, steps, marks)
+found = long_steps.states(drift, paths, steps, marks)
 own = worker.do_long_state(3, tp, steps, marks)
 from fasttrack_validation.numerics.whole_model.specialised import received
 points = [
