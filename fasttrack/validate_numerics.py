@@ -176,8 +176,16 @@ def _show(verdict: kept.StageVerdict, out: Path, options: Mapping[str, Any]) -> 
         from . import validate_plot
 
         drawn = validate_plot.draw(out, options["plot"])
+    rules = kept.harness_digest()
+    if verdict.subject.harness != rules:
+        print(
+            f"note: {out} was recorded by another version of the ladder ({verdict.subject.harness[:12]}); "
+            f"what follows is judged by this one ({rules[:12]})", file=sys.stderr,
+        )  # fmt: skip
     if options["as_json"]:
-        shown = {"out": str(out), "digest": verdict.digest(), "figures": [str(path) for path in drawn]}
+        shown = {
+            "out": str(out), "digest": verdict.digest(), "judged_by": rules, "figures": [str(path) for path in drawn]
+        }  # fmt: skip
         print(json.dumps({**shown, "verdict": verdict.model_dump(mode="json")}))
     else:
         validate_text.verdict(verdict, kept.worst(out), out, drawn)

@@ -27,7 +27,7 @@ def validate(*arguments: str) -> int:
 
 
 @pytest.mark.slow
-def test_an_honest_path_passes_a_rung_and_its_records_give_the_same_verdict_again(home, capsys):
+def test_an_honest_path_passes_a_rung_and_its_records_give_the_same_verdict_again(home, capsys, monkeypatch):
     pytest.importorskip("matplotlib")
     wanted = ["--candidate", "plain:twin", "--rung", "greedy", "--out", str(home / "out"), *SMALL]
     # The other rungs were not asked for: that is no pass.
@@ -43,12 +43,18 @@ def test_an_honest_path_passes_a_rung_and_its_records_give_the_same_verdict_agai
     assert validate("--recompute", "--out", str(home / "out"), "--plot", str(figures), "--json") == 3
     again = json.loads(capsys.readouterr().out)
     assert again["digest"] == first["digest"]
+    assert again["judged_by"] == again["verdict"]["subject"]["harness"]
     assert sorted(path.name for path in figures.iterdir()) == [
         "greedy-tp1-flips.svg", "greedy-tp1-layers.svg", "greedy-tp1-position.svg"
     ]
     assert validate("--recompute", "--out", str(home / "out")) == 3
-    text = capsys.readouterr().out
+    text, said = capsys.readouterr()
     assert "noise (A/A)" in text and "NOT RUN" in text and "Tokens that the candidate changes most" in text
+    assert "another version" not in said
+    with monkeypatch.context() as patch:
+        patch.setattr("fasttrack_validation.numerics.whole_model.verdict.harness_digest", lambda: "f" * 64)
+        assert validate("--recompute", "--out", str(home / "out")) == 3
+        assert f"judged by this one ({'f' * 12})" in capsys.readouterr().err
     # The same command in another place gives the same records to the last bit.
     assert validate(*wanted[:-len(SMALL) - 1], str(home / "other"), *SMALL, "--json") == 3
     other = json.loads(capsys.readouterr().out)
