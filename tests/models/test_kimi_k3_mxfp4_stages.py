@@ -51,8 +51,10 @@ def read_back(stages, rows, columns, chunks):
     return matrix
 
 
+@pytest.mark.parametrize("at_once", (2**25, 4 * 32 * 384, 1))
 @pytest.mark.parametrize("chunks", (1, 3))
-def test_every_element_and_scale_comes_back_in_its_place(chunks):
+def test_every_element_and_scale_comes_back_in_its_place(monkeypatch, chunks, at_once):
+    monkeypatch.setattr(mxfp4_stages, "_AT_ONCE", at_once)
     random = torch.Generator().manual_seed(chunks)
     packed = torch.randint(0, 256, (9, 32, 192), generator=random, dtype=torch.uint8)
     scale = torch.randint(0, 254, (9, 32, 12), generator=random, dtype=torch.uint8)

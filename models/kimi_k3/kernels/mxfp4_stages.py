@@ -20,8 +20,8 @@ import torch
 BLOCK_ROWS = 16
 CHUNK = 64
 CHUNK_WORDS = 136
-# Experts converted at a time: temporaries take some ten bytes an element.
-_AT_ONCE = 8
+# Elements converted at a time, of one expert at least: temporaries take some ten bytes an element.
+_AT_ONCE = 2**25
 
 
 def gate_over_up(matrix):
@@ -36,7 +36,8 @@ def stages(packed, scale, chunks):
     of_block = (half // (CHUNK // 2) // chunks, CHUNK_WORDS * chunks)
     # Filled in place: on a card that all layers' experts fill, there is no room for a second copy of some.
     whole = packed.new_empty((experts, rows // BLOCK_ROWS, *of_block), dtype=torch.int32)
-    for part, *of in zip(whole.split(_AT_ONCE), packed.split(_AT_ONCE), scale.split(_AT_ONCE), strict=True):
+    at_once = max(1, _AT_ONCE // (2 * rows * half))
+    for part, *of in zip(whole.split(at_once), packed.split(at_once), scale.split(at_once), strict=True):
         part.copy_(_stages(*of, chunks, table))
     return whole
 

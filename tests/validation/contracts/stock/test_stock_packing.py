@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from fasttrack_validation.contracts.kimi_k3.layer_weights import Mxfp4
+from fasttrack_validation.contracts.kimi_k3.stock import packing
 from fasttrack_validation.contracts.kimi_k3.stock.packing import pack_rows, paired_rows
 from fasttrack_validation.contracts.kimi_k3.weights.mxfp4 import dequantise
 from fasttrack_validation.errors import UserError
@@ -65,6 +66,15 @@ def test_fragments_are_the_dequantised_values_bit_for_bit(k):
     expected = dequantise(stack.packed, stack.scale)
     assert torch.equal(values[..., :k].view(torch.int64), expected.view(torch.int64))
     assert not values[..., k:].any()
+
+
+@pytest.mark.parametrize("at_once", (2 * 16 * 64, 1))
+def test_experts_converted_in_turns_are_those_converted_together(monkeypatch, at_once):
+    stack, order = _mxfp4(5, 16, 64), torch.arange(16).flip(0)
+    whole = packing.pack_rows(stack, order)
+    monkeypatch.setattr(packing, "_AT_ONCE", at_once)
+    parts = packing.pack_rows(stack, order)
+    assert torch.equal(parts.words, whole.words) and torch.equal(parts.scales, whole.scales)
 
 
 def test_every_code_and_scale_survives():

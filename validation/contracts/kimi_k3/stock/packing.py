@@ -28,8 +28,8 @@ LANES = 32
 # Where bits 0 to 3 (mantissa, exponent low, exponent high, sign) of the first to fourth element of a half lie.
 _PLACES = ((6, 7, 8, 15), (3, 4, 5, 12), (0, 1, 2, 9), (10, 11, 13, 14))
 
-# Experts converted at a time: temporaries take 8 bytes an element.
-_AT_ONCE = 8
+# Elements converted at a time, of one expert at least: temporaries take some ten bytes an element.
+_AT_ONCE = 2**25
 
 
 @dataclass(frozen=True)
@@ -55,9 +55,10 @@ def pack_rows(stack: Mxfp4, order: Tensor | None = None, *, unused_nan: bool = F
         )
     if not unused_nan and (stack.scale == NAN_SCALE).any():
         raise UserError("an expert has a scale of NaN (E8M0 byte 255)", "check the checkpoint that it came from")
+    at_once = max(1, _AT_ONCE // (2 * stack.packed[0].numel()))
     parts = [
         _pack(packed if order is None else packed[:, order], scale if order is None else scale[:, order])
-        for packed, scale in zip(stack.packed.split(_AT_ONCE), stack.scale.split(_AT_ONCE), strict=True)
+        for packed, scale in zip(stack.packed.split(at_once), stack.scale.split(at_once), strict=True)
     ]
     return Packed(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
 
@@ -88,8 +89,10 @@ def _pack(packed: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
 
     # Axes: expert, block, row half, g, chunk, group, q, step, register pair, element of a register.
     codes = codes.view(experts, rows // BLOCK_ROWS, 2, 8, count, 2, 4, 2, 2, 2)
-    table = torch.tensor([[_spread(code, places) for code in range(16)] for places in _PLACES], device=codes.device)
-    words = codes.new_zeros(codes[:, :, 0, :, ..., 0, 0].shape, dtype=torch.int64)
+    table = torch.tensor(
+        [[_spread(code, places) for code in range(16)] for places in _PLACES], dtype=torch.int32, device=codes.device
+    )
+    words = codes.new_zeros(codes[:, :, 0, :, ..., 0, 0].shape, dtype=torch.int32)
     for half in range(2):
         for pair in range(2):
             for element in range(2):
@@ -99,17 +102,13 @@ def _pack(packed: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     words = words.permute(0, 1, 3, 2, 5, 4, 6).reshape(experts, -1, count, LANES, 4)
 
     # [expert, block, row half, g, chunk, group]
-    scale = scale.view(experts, rows // BLOCK_ROWS, 2, 8, count, 2).long()
+    scale = scale.view(experts, rows // BLOCK_ROWS, 2, 8, count, 2).int()
     scales = sum(scale[:, :, half, ..., group] << 8 * (2 * group + half) for half in range(2) for group in range(2))
     # [expert, block, g, chunk] -> [expert, block, vector, g, chunk of the vector]
     width = vector(count)
-    return _int32(words), _int32(scales.unflatten(3, (-1, width)).transpose(2, 3))
+    return words, scales.unflatten(3, (-1, width)).transpose(2, 3).contiguous()
 
 
 def _spread(code: int, places: tuple[int, ...]) -> int:
     return sum((code >> bit & 1) << place for bit, place in enumerate(places))
 
-
-def _int32(words: Tensor) -> Tensor:
-    """The same 32 bits."""
-    return torch.where(words >= 1 << 31, words - (1 << 32), words).int().contiguous()
