@@ -26,9 +26,11 @@ using std::min;
 
 struct float2 { float x, y; };
 struct float4 { float x, y, z, w; };
+struct uint2 { uint32_t x, y; };
 struct uint4 { uint32_t x, y, z, w; };
 static inline float2 make_float2(float x, float y) { return {x, y}; }
 static inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+static inline uint2 make_uint2(uint32_t x, uint32_t y) { return {x, y}; }
 static inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) { return {x, y, z, w}; }
 
 static inline float __uint_as_float(uint32_t bits) {
@@ -55,6 +57,12 @@ static inline __nv_bfloat162 __floats2bfloat162_rn(float x, float y) {
     return {__float2bfloat16(x), __float2bfloat16(y)};
 }
 static inline float rsqrtf(float x) { return 1 / sqrtf(x); }
+static inline uint32_t emu_multiply_two(uint32_t one, uint32_t other) {
+    const uint32_t low = __float2bfloat16(__uint_as_float(one << 16) * __uint_as_float(other << 16)).bits;
+    const uint32_t high =
+        __float2bfloat16(__uint_as_float(one & 0xffff0000u) * __uint_as_float(other & 0xffff0000u)).bits;
+    return high << 16 | low;
+}
 
 template <class T> static inline T __ldg(const T* from) { return *from; }
 template <class T> static inline T __ldcg(const T* from) { return *from; }
@@ -72,8 +80,11 @@ struct Block {
     Bar bars[16];
     std::vector<Warp> warps;
     std::map<uint32_t, Mbar> mbars;
+    std::map<int, std::vector<char>> statics;
 };
 struct Index { unsigned x, y; };
+static Index gridDim;
+static const Index blockDim = {THREADS, 1};
 
 #if defined(__x86_64__)
 // What a call keeps, kept. (swapcontext also keeps the signal mask, which takes two calls of the kernel.)
@@ -198,12 +209,47 @@ static inline Warp& own_warp() { return cur->block->warps[cur->tid.x >> 5]; }
 static inline void __syncwarp(uint32_t mask = ~0u) { rendezvous(own_warp().sync, __builtin_popcount(mask)); }
 
 // Lanes leave words and meet; what they left is theirs to read until they meet once more.
-static inline float __shfl_xor_sync(uint32_t, float value, int mask) {
+template <class T> static inline T emu_from_lane(T value, int source) {
+    static_assert(sizeof(T) <= 8, "two words");
     Warp& warp = own_warp();
     const long turn = warp.sync.generation & 1, lane = cur->tid.x & 31;
-    warp.words[turn][lane][0] = __float_as_uint(value);
+    memcpy(warp.words[turn][lane], &value, sizeof value);
     __syncwarp();
-    return __uint_as_float(warp.words[turn][lane ^ mask][0]);
+    memcpy(&value, warp.words[turn][source], sizeof value);
+    return value;
+}
+template <class T> static inline T __shfl_xor_sync(uint32_t, T value, int mask) {
+    return emu_from_lane(value, (cur->tid.x & 31) ^ mask);
+}
+template <class T> static inline T __shfl_up_sync(uint32_t, T value, int by) {
+    const int lane = cur->tid.x & 31;
+    return emu_from_lane(value, lane < by ? lane : lane - by);
+}
+template <class T> static inline T __shfl_sync(uint32_t, T value, int lane) { return emu_from_lane(value, lane & 31); }
+static inline uint32_t __ballot_sync(uint32_t, bool on) {
+    Warp& warp = own_warp();
+    const long turn = warp.sync.generation & 1;
+    warp.words[turn][cur->tid.x & 31][0] = on;
+    __syncwarp();
+    uint32_t found = 0;
+    for (int lane = 0; lane < 32; ++lane) found |= uint32_t(warp.words[turn][lane][0] != 0) << lane;
+    return found;
+}
+static inline uint32_t __reduce_max_sync(uint32_t, uint32_t value) {
+    for (int distance = 16; distance; distance /= 2) value = max(value, __shfl_xor_sync(~0u, value, distance));
+    return value;
+}
+static inline int __popc(uint32_t bits) { return __builtin_popcount(bits); }
+static inline int __ffs(uint32_t bits) { return __builtin_ffs(bits); }
+template <class T> static inline T atomicAdd(T* to, T value) {
+    const T old = *to;
+    *to += value;
+    return old;
+}
+template <class T> static inline T atomicExch(T* to, T value) {
+    const T old = *to;
+    *to = value;
+    return old;
 }
 
 static inline float element(uint32_t pair, int upper) {
@@ -269,6 +315,12 @@ static inline void emu_ldmatrix(
         }
         memcpy(found[matrix], pair, 4);
     }
+}
+
+template <class T, int NUMBER> static inline T& emu_shared() {
+    std::vector<char>& memory = cur->block->statics[NUMBER];
+    if (memory.empty()) memory.resize(sizeof(T));
+    return *reinterpret_cast<T*>(memory.data());
 }
 
 static inline Mbar& mbar(uint32_t address) { return cur->block->mbars[address]; }

@@ -1,7 +1,7 @@
 """CUDA C++ compiled for the CPU, so that a test can see what a kernel computes where there is no GPU.
 
-Inline PTX is replaced statement by statement by what it means (`_MEANINGS`); an instruction that is not known is an
-error. Every thread of every block is a fiber, so blocks may wait for each other. About a million steps of a warp a second.
+Macros are expanded, then inline PTX is replaced statement by statement by what it means (`_MEANINGS`); an instruction that is
+not known is an error. Every thread of every block is a fiber, so blocks may wait for each other. About a million steps of a warp a second.
 Needs g++; knows what the kernels at hand use, and a single extern "C" kernel in a file.
 """
 
@@ -20,7 +20,7 @@ _MEANINGS: dict[str, Callable[[list[str], list[str]], str]] = {
     "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32": lambda o, i: f"emu_mma({', '.join(o + i)});",
     **dict.fromkeys(("fence.mbarrier_init", "fence.proxy.async"), lambda o, i: ";"),
     "mbarrier.init": lambda o, i: f"emu_mbar_init({i[0]}, {i[1] if len(i) > 1 else 1});",
-    "mbarrier.try_wait": lambda o, i: f"emu_wait({i[0]}, {i[1]});",
+    "mbarrier.try_wait": lambda o, i: f"emu_wait({i[0]}, {i[1]}); {f'{o[0]} = 1;' if o else ''}",
     "mbarrier.arrive.expect_tx": lambda o, i: f"emu_expect({i[0]}, {i[1]});",
     "cp.async.bulk.shared::cluster.global": lambda o, i: f"emu_bulk({', '.join(i[:4])});",
     "mbarrier.arrive.shared": lambda o, i: f"emu_arrive({i[0]});",
@@ -31,6 +31,9 @@ _MEANINGS: dict[str, Callable[[list[str], list[str]], str]] = {
     "bar.sync 1, 512": lambda o, i: "emu_bar(1, 512);",
     "bar.sync 3": lambda o, i: f"emu_bar(3, {i[0]});",
     "bar.arrive 3": lambda o, i: f"emu_bar_arrive(3, {i[0]});",
+    "cvt.rn.bf16.f32": lambda o, i: f"{o[0]} = __float2bfloat16({i[0]}).bits;",
+    "mul.rn.bf16x2": lambda o, i: f"{o[0]} = emu_multiply_two({i[0]}, {i[1]});",
+    "atom.add.acq_rel.gpu": lambda o, i: f"{o[0]} = *({i[0]}); *({i[0]}) += {i[1]};",
     "ld.acquire.gpu": lambda o, i: f"yield_(); {o[0]} = *({i[0]});",
     "ld.relaxed.gpu": lambda o, i: f"yield_(); {o[0]} = *({i[0]});",
     "red.release.gpu.global.add": lambda o, i: f"*({i[0]}) += {i[1]};",
@@ -49,6 +52,7 @@ static void entry() {{
 }}
 extern "C" int run({parameters}, int block_count, int shared_bytes, int backwards) {{
     arguments = {{ {names} }};
+    gridDim = {{ unsigned(block_count), 1 }};
     std::vector<Block> blocks(block_count);
     std::vector<Fiber> fibers(block_count * THREADS);
     for (Block& block : blocks) {{
@@ -74,16 +78,19 @@ def compiled(
 
     `texts`: path -> source; includes are found beside `file`. Raises RuntimeError where the kernel never ends.
     """
-    source = _inlined(texts, file, set())
-    source = re.sub(r"#pragma.*", "", source)
-    source = source.replace(
-        "extern __shared__ __align__(1024) unsigned char memory[];", "unsigned char* memory = cur->block->smem;"
+    macros = [
+        f"-D{name}={f'{value!r}f' if isinstance(value, float) else int(value)}" for name, value in constants.items()
+    ]
+    source = _expanded(re.sub(r"#pragma.*", "", _inlined(texts, file, set())), macros)
+    source = re.sub(
+        r"extern __shared__ __align__\(\d+\) unsigned char memory\[\];", "unsigned char* memory = cur->block->smem;", source
     )
-    found = re.search(r'extern "C" __global__ void __launch_bounds__\([^)]*\) (\w+)\((.*?)\) \{', source, re.DOTALL)
-    declared = re.sub(
-        r"//.*|#ifdef STAMPS.*?#endif", "", re.sub(r"#ifdef STAMPS.*?#endif", "", found[2], flags=re.DOTALL)
+    # What a function keeps in shared memory beside that.
+    source = re.sub(r"__shared__ (\w+) (\w+);", r"\1& \2 = emu_shared<\1, __COUNTER__>();", source)
+    found = re.search(
+        r'extern "C" __global__ void __launch_bounds__\([^)]*\)\s+(\w+)\((.*?)\)\s+\{', source, re.DOTALL
     )
-    parameters = [" ".join(parameter.split()) for parameter in declared.split(",")]
+    parameters = [" ".join(parameter.split()) for parameter in found[2].split(",")]
     names = [parameter.split()[-1].lstrip("*") for parameter in parameters]
     source = source.replace(found[0], f"static void {found[1]}({', '.join(parameters)}) {{")
     driver = _DRIVER.format(
@@ -92,11 +99,8 @@ def compiled(
     )  # fmt: skip
     path, library = directory / "kernel.cpp", directory / "kernel.so"
     path.write_text(f'#include "{_SHIM}"\n{_without_ptx(source)}{driver}')
-    macros = [
-        f"-D{name}={f'{value!r}f' if isinstance(value, float) else int(value)}" for name, value in constants.items()
-    ]
     command = ["g++", "-O2", "-std=c++17", "-fno-strict-aliasing", "-w", "-shared", "-fPIC", f"-DTHREADS={threads}"]
-    subprocess.run([*command, *macros, str(path), "-o", str(library)], check=True, capture_output=True, text=True)
+    subprocess.run([*command, str(path), "-o", str(library)], check=True, capture_output=True, text=True)
     function = ctypes.CDLL(str(library)).run
 
     def run(*arguments, blocks: int, shared_bytes: int, backwards: bool = False) -> None:
@@ -126,9 +130,14 @@ def _inlined(texts: Mapping[str, str], file: str, seen: set[str]) -> str:
     return re.sub(r"#include (<[^>]*>|\"[^\"]*\")", include, texts[file])
 
 
+def _expanded(source: str, macros: list[str]) -> str:
+    command = ["g++", "-E", "-P", "-undef", "-x", "c++", *macros, "-"]
+    return subprocess.run(command, input=source, check=True, capture_output=True, text=True).stdout
+
+
 def _without_ptx(source: str) -> str:
     made, at = "", 0
-    for match in re.finditer(r"asm volatile\(", source):
+    for match in re.finditer(r"asm(?: volatile)?\s*\(", source):
         end, depth, quoted = match.end(), 1, False
         while depth:
             quoted ^= source[end] == '"' and source[end - 1] != "\\"
@@ -136,7 +145,7 @@ def _without_ptx(source: str) -> str:
                 depth += {"(": 1, ")": -1}.get(source[end], 0)
             end += 1
         made += f"{source[at : match.start()]}{{ {_meaning(source[match.end() : end - 1])} }}"
-        at = end
+        at = end + (source[end] == ";")  # a block is a statement without it
     return made + source[at:]
 
 

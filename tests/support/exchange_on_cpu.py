@@ -26,7 +26,6 @@ _MEANINGS = {
 
 _SHIM = """
 #define CLUSTER 8
-static const struct { unsigned x; } blockDim = {THREADS};
 static inline __nv_bfloat16 __float2bfloat16_rn(float value) { return __float2bfloat16(value); }
 static inline uint16_t __bfloat16_as_ushort(__nv_bfloat16 value) { return value.bits; }
 static inline int atomicCAS(int* at, int old, int fresh) { int found = *at; if (found == old) *at = fresh; return found; }

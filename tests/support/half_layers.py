@@ -30,7 +30,7 @@ class HalfLayer:
     def __init__(self, part: str, name: str, **config: int) -> None:
         self.part, self.entry = part, f"kernels/{name}.py"
         self.kernel: ModuleType = import_module(f"fasttrack_models.kimi_k3.kernels.{name}")
-        self.config = self.kernel.DEFAULT | config
+        self.config = getattr(self.kernel, "DEFAULT", {}) | config
         folders = (ROOT / "kernels", ROOT / "kernels" / "cuda")
         paths = [path for folder in folders for path in folder.iterdir() if path.name.endswith((".cu", ".cuh"))]
         paths += [ROOT / self.entry, ROOT / "kernels/half_layer.py"]
@@ -86,7 +86,7 @@ class HalfLayer:
         for name, tensor in self.kernel.prepare(context, SimpleNamespace(**static), at.axes, self.config).items():
             made[name] = tensor.to(device)
         for name, (shape, dtype) in self.kernel.scratch(at.axes, self.config).items():
-            made[name] = torch.full(shape, float("nan"), dtype=dtype, device=device)
+            made[name] = torch.full(shape, float("nan") if dtype.is_floating_point else -1, dtype=dtype, device=device)
         # Behind the persistent one lie words that the kernel has to leave alone.
         ((name, ((size,), dtype, initial, _)),) = self.kernel.persistent(at.axes, self.config).items()
         cells = torch.full((size + 4096,), initial, dtype=dtype, device=device)
@@ -124,7 +124,7 @@ class _OnCpu:
         self.hardware = SimpleNamespace(multiprocessors=blocks)
         self._texts, self._directory, self._backwards = texts, directory, backwards
 
-    def cuda(self, file, function, *, threads, constants, cooperative, pdl):
+    def cuda(self, file, function, *, threads, constants, cooperative, pdl=False):
         run = cuda_on_cpu.compiled(self._texts, file, constants, threads, self._directory)
 
         class Launch:
