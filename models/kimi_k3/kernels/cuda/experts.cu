@@ -42,7 +42,7 @@
 #define CHUNK_BYTES 544
 #define FIRST_BYTES (FIRST_CHUNKS * CHUNK_BYTES)
 #define SECOND_BYTES (SECOND_CHUNKS * CHUNK_BYTES)
-// Row blocks of W1 and W3 that a worker has brought near: all of one row's, 16 to 24 MB of more rows', which take longer.
+// Row blocks of W1 and W3 that a worker has brought near: all of one row's, 16 to 32 MB of more rows', which take longer.
 #define NEAR_BLOCKS (MOST_ROWS == 8 ? 3 : 2 + MOST_ROWS / 32)
 #define STAGE_BYTES (FIRST_BYTES > SECOND_BYTES ? FIRST_BYTES : SECOND_BYTES)
 static_assert(LATENT % (64 * SLICES) == 0 && CHANNELS % 64 == 0, "slices and chunks are whole");

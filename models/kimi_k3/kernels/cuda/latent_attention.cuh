@@ -22,11 +22,11 @@ constexpr int kTokens = 16;                   // cached rows of a unit
 constexpr int kTogether = 4;                  // units at a time
 constexpr int kRowBytes = 2 * kCached;
 // Two cached rows come as one copy, since the copy engine takes its time for each. Matrices of eight rows are read from
-// shared memory, one row of each pair, and pairs begin in different banks: row `i` of a unit's products is row_of(i) of
-// the cache.
+// shared memory, one row of each pair, and pairs begin in different banks: row `t` of the cache is row place_of(t) of the
+// products.
 constexpr int kCopies = kTokens / 2, kCopyBytes = 2 * kRowBytes, kCopyPitch = kCopyBytes + 16;
 constexpr int kSlotBytes = kCopies * kCopyPitch;
-__device__ constexpr int row_of(int i) { return i % kCopies * 2 + i / kCopies; }
+__device__ constexpr int place_of(int t) { return t / kTokens * kTokens + t % 2 * kCopies + t % kTokens / 2; }
 __device__ constexpr int bytes_to(int i) { return i % kCopies * kCopyPitch + i / kCopies * kRowBytes; }
 static_assert(PAGE % kTokens == 0, "a unit lies in one page");
 static_assert(HEADS <= kWarps, "a warp takes one head");
@@ -168,13 +168,14 @@ private:
             mma_bf16(step % 2 ? odd : even, load_matrices(row + step * 32), query_[step][0], query_[step][1]);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            const int head = group() * 8 + lane() % 4 * 2 + i % 2, token = row_of(i / 2 * 8 + lane() / 4);
-            if (head < HEADS) scores[(quarter() * HEADS + head) * kScorePitch + token] = even[i] + odd[i];
+            const int head = group() * 8 + lane() % 4 * 2 + i % 2, row = i / 2 * 8 + lane() / 4;
+            if (head < HEADS) scores[(quarter() * HEADS + head) * kScorePitch + row] = even[i] + odd[i];
         }
     }
 
-    // One head of up to 64 tokens, of which `seen` count.
+    // One head of up to 64 tokens, of which `seen` count. Scores and weights lie as the products have their rows.
     __device__ void weigh(int seen, const float* scores, __nv_bfloat16* weights, float* kept) {
+        const int place = place_of(lane());
         float score[2], largest = largest_;
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
@@ -183,7 +184,7 @@ private:
             if (token < seen) {
                 float sum = 0;
 #pragma unroll
-                for (int part = 0; part < 4; ++part) sum += scores[(part * HEADS + warp()) * kScorePitch + token];
+                for (int part = 0; part < 4; ++part) sum += scores[(part * HEADS + warp()) * kScorePitch + place + 32 * i];
                 score[i] = sum * SCALE_LOG2;
             }
             largest = fmaxf(largest, score[i]);
@@ -197,7 +198,6 @@ private:
         for (int i = 0; i < 2; ++i) {
             const float weight = exp2f(score[i] - largest);
             total_ += weight;
-            const int place = lane() / 16 * 16 + lane() % 2 * kCopies + lane() % 16 / 2;  // row_of(place % 16) is lane() % 16
             weights[warp() * kWeightPitch + place + 32 * i] = __float2bfloat16(weight);
         }
         if (lane() == 0) kept[warp()] = share;
