@@ -4,7 +4,8 @@ A block a multiprocessor, all at once (a cooperative launch). Each warp keeps a 
 under way, across row blocks, experts and the barrier between the two projections.
 
 resident  A block adds a row's experts itself, one barrier. More than 16 rows are spread: shared memory holds no more.
-spread    The second projection is cut evenly over all warps; products go through scratch, two barriers.
+spread    The second projection is cut evenly over all warps; products go through scratch, two barriers. With a choice of
+          several rows one: a warp waits for the experts that it takes.
 
 The same kernel can choose the experts before, and stream the shared expert's second product meanwhile: `moe_half.py`.
 """
@@ -31,7 +32,7 @@ def scratch(axes, config):
     """activation [rows k, I] bf16; spread as well: outputs [rows k, L] fp32."""
     places = axes["rows"] * TOP
     shapes = {"activation": ((places, axes["channels"]), torch.bfloat16)}
-    if _spread(axes, config):
+    if spreads(axes, config):
         shapes["outputs"] = ((places, LATENT), torch.float32)
     return shapes
 
@@ -61,7 +62,7 @@ def enqueue(ctx, buffers, axes, config, leading, *, route, shared_channels, x=No
     `up`: constants of the layer's end, where it comes in the same launch.
     """
     x, routed = buffers.x if x is None else x, buffers.routed if routed is None else routed
-    spread = _spread(axes, config)
+    spread = spreads(axes, config)
     constants = {
         "EXPERTS": axes["experts"], "TOP": TOP, "LATENT": LATENT, "CHANNELS": axes["channels"], "HIDDEN": HIDDEN,
         "SHARED_CHANNELS": shared_channels, "MOST_ROWS": _most_rows(axes["rows"]), "STAGES": config["num_stages"],
@@ -76,11 +77,13 @@ def enqueue(ctx, buffers, axes, config, leading, *, route, shared_channels, x=No
     )  # fmt: skip
     kernel[(ctx.hardware.multiprocessors,)](
         *leading, buffers.stages13, buffers.stages2, x, x.stride(0), axes["rows"], buffers.activation,
-        buffers.outputs if spread else buffers.activation, buffers.barrier, routed, shared_bytes=shared_bytes,
+        buffers.outputs if spread else buffers.activation, buffers.barrier, routed,
+        *((buffers.ready,) if spread and route else ()), shared_bytes=shared_bytes,
     )  # fmt: skip
 
 
-def _spread(axes, config):
+def spreads(axes, config):
+    """Whether products go through memory."""
     return config["structure"] == "spread" or axes["rows"] > RESIDENT_ROWS
 
 

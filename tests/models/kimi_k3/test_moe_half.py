@@ -86,32 +86,41 @@ def test_a_rows_bits_depend_on_nothing_but_the_row(op, tmp_path):
 @pytest.mark.slow
 @needs_compiler
 @pytest.mark.parametrize(
-    ("edit", "seen", "unseen"),
+    ("rows", "structure", "edit", "seen", "unseen"),
     [
         # What another warp's slice of k adds is left out.
         (
+            1, "resident",
             ("kernels/cuda/experts.cu", "for (int i = 0; i < SLICES; i++) total += partial[i][row][token];",
              "for (int i = 1; i < SLICES; i++) total += partial[i][row][token];"),
             {"experts_routed", "partial"}, {"stream"},
         ),
         # The scale of a chunk's last columns is taken for its first.
         (
+            1, "resident",
             ("kernels/cuda/mxfp4.cuh", "__uint_as_float((a ? bytes << 7 : bytes << 23) & 0x7F800000u)",
              "__uint_as_float((bytes << 7) & 0x7F800000u)"),
             {"experts_routed"}, {"partial", "stream"},
         ),
         # The last rank's share is left out of the layer's end.
         (
+            1, "resident",
             ("kernels/cuda/latent_up.cuh", "for (int rank = 0; rank < RANKS; rank++) others +=",
              "for (int rank = 0; rank < RANKS - 1; rank++) others +="),
             {"stream"}, {"experts_routed", "partial"},
         ),
+        # Nobody waits for the activations of the experts that it takes.
+        (3, "spread", ("kernels/cuda/experts.cu", "if (fresh && flows) wait_for", "if (false) wait_for"),
+         {"experts_routed"}, {"partial", "stream"}),
+        # What is counted of them goes on from the launch before.
+        (3, "spread", ("kernels/cuda/experts.cu", "ready[i] = 0;", "ready[i] = 1 << 20;"),
+         {"experts_routed"}, {"partial", "stream"}),
     ],
-    ids=["slices", "scales", "ranks"],
+    ids=["slices", "scales", "ranks", "no wait", "an old count"],
 )  # fmt: skip
-def test_a_planted_fault_is_seen_on_a_cpu(op, tmp_path, edit, seen, unseen):
-    exam = drawn(op, 1)
-    found = wrong(op, exam, ran(op, exam, "resident", tmp_path, edit=edit))
+def test_a_planted_fault_is_seen_on_a_cpu(op, tmp_path, rows, structure, edit, seen, unseen):
+    exam = drawn(op, rows)
+    found = wrong(op, exam, ran(op, exam, structure, tmp_path, edit=edit))
     assert seen <= found and not unseen & found
 
 

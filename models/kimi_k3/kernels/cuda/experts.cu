@@ -1,4 +1,4 @@
-// Sixteen MXFP4 experts a row in one persistent launch: W1 and W3 with SiTU, grid barrier, W2, weighted sum. With ROUTE
+// Sixteen MXFP4 experts a row in one persistent launch: W1 and W3 with SiTU, W2, weighted sum, grid barriers between. With ROUTE
 // their choice comes before, with SHARED the second product of the shared expert between the two: its weights are on their
 // way while the choice is made, and while it is computed the first weights of the chosen experts come as far as the L2. With
 // UP the layer's end comes behind a last barrier, where ranks exchange: see latent_up.cuh.
@@ -17,6 +17,8 @@
 // others go on; of w13 it leaves SiTU in bfloat16 times 2^96. Of w2 a warp takes a whole row block of a unit.
 // SPREAD 0: a block takes all units of a row block and adds each row's experts itself. SPREAD 1: warps take equal parts
 // of all (unit, row block), their products go through memory in float32, and after another barrier the grid adds them.
+// There, with a choice of several rows, a warp waits for the units that it takes W2 of, and not at a barrier for all: blocks
+// do not end W1 and W3 together, and who is first goes on.
 // Either way experts are added in the order of their places in float32, so a row's bits depend on that row alone. One
 // rounding besides SiTU's: `routed`.
 //
@@ -44,6 +46,7 @@
 #define SECOND_BYTES (SECOND_CHUNKS * CHUNK_BYTES)
 // Row blocks of W1 and W3 that a worker has brought near: all of one row's, 16 to 32 MB of more rows', which take longer.
 #define NEAR_BLOCKS (MOST_ROWS == 8 ? 3 : 2 + MOST_ROWS / 32)
+#define FLOWS (SPREAD && ROUTE)
 #define STAGE_BYTES (FIRST_BYTES > SECOND_BYTES ? FIRST_BYTES : SECOND_BYTES)
 static_assert(LATENT % (64 * SLICES) == 0 && CHANNELS % 64 == 0, "slices and chunks are whole");
 static_assert(SPREAD || (MOST_ROWS <= 16 && 2 * BLOCKS >= SECOND_BLOCKS), "a block keeps the products of all places");
@@ -136,6 +139,7 @@ __device__ __forceinline__ int part(int total, int index, int parts) { return (l
 
 // x [rows, LATENT] bf16, rows x_stride apart; activation [rows * TOP, CHANNELS] bf16 and, with SPREAD, outputs
 // [rows * TOP, LATENT] float32 are scratch; barrier: see grid_barrier; routed [rows, LATENT] bf16.
+// With FLOWS: ready [units] is scratch, and counts what is done of a unit's activations.
 // ids, weights [rows, TOP]: given, or with ROUTE scratch, made of logits [rows, EXPERTS] float32, rows logits_stride
 // apart, and bias [EXPERTS] float32. SHARED: shared_x [rows, SHARED_CHANNELS] bf16, partial [rows, HIDDEN] bf16.
 extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
@@ -155,6 +159,9 @@ experts(
 #endif
     const unsigned char* w13, const unsigned char* w2, const u16* x, int x_stride, int rows, u16* activation,
     float* outputs, u32* barrier, u16* routed
+#if FLOWS
+    , u32* ready
+#endif
 #ifdef STAMPS
     , long long* stamps
 #endif
@@ -236,6 +243,9 @@ experts(
   else if (blockIdx.x < rows)
     choose(s.routing, among, ROUTED_SCALING, ids + blockIdx.x * TOP, weights + blockIdx.x * TOP);
   STAMP(1);
+#if FLOWS
+  for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < min(EXPERTS, places); i += gridDim.x * blockDim.x) ready[i] = 0;
+#endif
   if (!one_row && !grid_barrier(barrier)) return;
   const int* chosen = one_row ? s.ids : ids;
 #else
@@ -310,6 +320,15 @@ experts(
     uint4 token[FIRST_CHUNKS][2];
     int unit = first / FIRST_BLOCKS, block = first % FIRST_BLOCKS, begin = 0, count = 0;
     bool fresh = true;
+    // Row blocks of a unit's tiles that this warp has added up, said once a unit.
+    u32 done = 0;
+    const auto hand_on = [&] {
+#if FLOWS
+      __syncwarp();
+      if (done && lane == 0) count_up(ready + unit, done);
+      done = 0;
+#endif
+    };
 #pragma unroll 1
     while (stream.taken < first_end) {
       if (fresh) begin = u.begin[unit], count = u.begin[unit + 1] - begin;
@@ -338,11 +357,13 @@ experts(
             activation[place * CHANNELS + block * 8 + channel] = to_bf16(value * ACTIVATION_UNIT);
           }
           added(s, turn);
+          done++;
         }
         turn++;
       }
-      if (++block == FIRST_BLOCKS) block = 0, unit++, fresh = true;
+      if (++block == FIRST_BLOCKS) hand_on(), block = 0, unit++, fresh = true;
     }
+    hand_on();
   }
 
   const int units = u.count, blocks = gridDim.x, own_blocks = (SECOND_BLOCKS - (int)blockIdx.x + blocks - 1) / blocks;
@@ -353,7 +374,8 @@ experts(
   known += second_count;
   ask_all();
   STAMP(4);
-  if (!grid_barrier(barrier)) return;
+  const bool flows = FLOWS && !one_row;
+  if (!flows && !grid_barrier(barrier)) return;
   STAMP(5);
 
   uint4 token[SECOND_CHUNKS][2];
@@ -364,6 +386,9 @@ experts(
 #pragma unroll 1
   for (int i = 0; i < second_count; i++) {
     if (fresh) begin = u.begin[unit], count = u.begin[unit + 1] - begin;
+#if FLOWS
+    if (fresh && flows) wait_for(ready + unit, FIRST_BLOCKS * ((count + 7) / 8), barrier);
+#endif
     const u32* stage = nullptr;
 #pragma unroll 1
     for (int tile = 0; tile < count; tile += 8) {

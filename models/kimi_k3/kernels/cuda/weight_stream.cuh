@@ -1,4 +1,4 @@
-// A warp's weights on their way into shared memory, and the barrier of a grid whose blocks all run.
+// A warp's weights on their way into shared memory; barriers and counters of a grid whose blocks all run.
 #pragma once
 
 typedef unsigned int u32;
@@ -105,4 +105,18 @@ __device__ __forceinline__ bool grid_barrier(u32* state) {
   }
   __syncthreads();
   return all_here;
+}
+
+// By one thread: `count` more are done. What its warp wrote before the last __syncwarp, whoever sees the count may read.
+__device__ __forceinline__ void count_up(u32* counter, u32 count) {
+  asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(counter), "r"(count) : "memory");
+}
+
+// By every lane: waits until `counter` has come to `target`; gives up as a barrier does, and goes on, to worthless results.
+__device__ __forceinline__ void wait_for(const u32* counter, u32 target, u32* state) {
+  u32 now;
+  int polls = 0;
+  do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(counter) : "memory");
+  while (now < target && ++polls < MOST_POLLS);
+  if (now < target) atomicExch(state + 1, 1u);
 }
