@@ -31,6 +31,8 @@ _MEANINGS: dict[str, Callable[[list[str], list[str]], str]] = {
     "bar.sync 1, 512": lambda o, i: "emu_bar(1, 512);",
     "bar.sync 3": lambda o, i: f"emu_bar(3, {i[0]});",
     "bar.arrive 3": lambda o, i: f"emu_bar_arrive(3, {i[0]});",
+    **{f"bar.sync {n}": lambda o, i, n=n: f"emu_bar({n}, {i[0]});" for n in (4, 5)},
+    **{f"bar.arrive {n}": lambda o, i, n=n: f"emu_bar_arrive({n}, {i[0]});" for n in (4, 5)},
     "cvt.rn.bf16.f32": lambda o, i: f"{o[0]} = __float2bfloat16({i[0]}).bits;",
     "mul.rn.bf16x2": lambda o, i: f"{o[0]} = emu_multiply_two({i[0]}, {i[1]});",
     "atom.add.acq_rel.gpu": lambda o, i: f"{o[0]} = *({i[0]}); *({i[0]}) += {i[1]};",

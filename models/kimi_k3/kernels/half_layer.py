@@ -18,12 +18,13 @@ THREADS = 32 * (WARPS + PRODUCERS)
 UNIT_BYTES = 16384
 MAX_BLOCKS = 160
 FIRST_TAGGED = 16
-MIX_CELLS = ROWS_AT_ONCE * (7 * 32 + HIDDEN) + MAX_BLOCKS * 128
-"""Tagged cells of the outer stages: mail among blocks of a row, the output projection, parts of the front's tiles."""
+MIX_CELLS = ROWS_AT_ONCE * (7 * 32 + HIDDEN) + MAX_BLOCKS * 128 + HIDDEN // 2 + 7
+"""Tagged cells of the outer stages: mail among blocks of a row, the output projection, parts of the front's tiles; the first mix
+of a row alone, two columns a cell, and its sums of squares."""
 
 
 def mix_cells_of_sixteen(front):
-    """The same for sixteen rows: of all `front` rows of the front's weight four parts, two for each half of k."""
+    """The same for more rows, sixteen at once: of all `front` rows of the front's weight four parts, two for each half of k."""
     return 16 * (7 * 32 + HIDDEN + 4 * front)
 
 
@@ -54,10 +55,10 @@ def prepare(static):
     }
 
 
-def constants(buffers, rows=ROWS_AT_ONCE):
-    """Macros of the outer stages, for `rows` rows at once."""
+def constants(buffers, count, rows=ROWS_AT_ONCE):
+    """Macros of the outer stages, for a launch of `count` rows of `rows` at once: a row alone has an instance of its own."""
     return {
-        "ROWS_AT_ONCE": rows,
+        "ROWS_AT_ONCE": rows, "ALONE": count == 1 and rows == ROWS_AT_ONCE,
         "ROUTER": buffers.logits.shape[1], "LATENT": buffers.latent.shape[1], "SHARED": buffers.shared.shape[1],
         "NORM_EPS": NORM_EPS, "SITU_BETA": SITU_BETA, "SITU_LINEAR_BETA": SITU_LINEAR_BETA,
     }  # fmt: skip

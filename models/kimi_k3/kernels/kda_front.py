@@ -12,8 +12,8 @@ Rounded  to bfloat16: the normed mixes and the attention output, as operands of 
          f_b f_a, because the published layer rounds it; what enters conv_state; the outputs but `logits`. The
          projection, the stream between the mixes, gate and up stay float32, where the published modules leave bfloat16.
 
-One launch for up to sixteen rows; more are served sixteen by sixteen, each launch reading the weights again. The kernel has two
-instances, for eight rows at once and for sixteen: they read the same packed weights and round at the same points, but add the
+One launch for up to sixteen rows; more are served sixteen by sixteen, each launch reading the weights again. The kernel has
+instances for eight rows at once, of which a row alone has its own that waits for no barrier, and for sixteen: they read the same packed weights and round at the same points, but add the
 float32 sums in another order, since two blocks of the second one share a tile by k. A batch is served by one of them throughout,
 so a row's bits depend on nothing but the row and on whether the batch has more than eight. The kernel and what it waits for:
 cuda/kda_front.cu.
@@ -52,12 +52,13 @@ def scratch(axes, config):
 
 def persistent(axes, config):
     """Arrivals at the grid barrier, the health word, and what carries its launch's number: that of the outer stages, and
-    of the rows at once the projection, in two parts for each span of k."""
+    of the rows at once the projection, in two parts for each span of k; of a row alone what the KDA step leaves."""
     rows = rows_at_once(axes["rows"])
     width = _rounded_up(4 * axes["heads"] * HEAD_DIM + GATE_RANK + axes["heads"])
     front = _rounded_up(EXPERTS // axes["shards"] + LATENT // axes["shards"]) + 2 * axes["shared"]
     mix = half_layer.MIX_CELLS if rows == half_layer.ROWS_AT_ONCE else half_layer.mix_cells_of_sixteen(front)
-    tagged = mix + rows // 4 * rows * width
+    step = axes["heads"] * (HEAD_DIM + 8) if rows == half_layer.ROWS_AT_ONCE else 0
+    tagged = mix + rows // 4 * rows * width + step
     return {"cells": ((half_layer.FIRST_TAGGED + tagged,), torch.int64, 0, "epoch")}
 
 
@@ -74,7 +75,7 @@ def launch(ctx, buffers, axes, config):
     blocks, heads, rows = ctx.hardware.multiprocessors, axes["heads"], axes["rows"]
     slots, at_once = config["slots"], rows_at_once(rows)
     shared_bytes = slots * (UNIT_BYTES + 16) + SCRATCH_BYTES + 16
-    constants = half_layer.constants(buffers, at_once) | {
+    constants = {
         "BLOCKS": blocks, "SLOTS": slots, "WINDOW": config["window"], "WIDE": config["wide"],
         "SHARED_BYTES": shared_bytes, "HEADS": heads,
         "L2_EPS": L2_EPS, "OUTPUT_EPS": OUTPUT_EPS, "GATE_LOWER_BOUND": GATE_LOWER_BOUND,
@@ -86,7 +87,7 @@ def launch(ctx, buffers, axes, config):
         count = here.stop - first
         kernel = ctx.cuda(
             SOURCE, "kda_front", threads=half_layer.THREADS, cooperative=True, pdl=config["pdl"],
-            constants=constants | {"SPLIT": split(count * heads, blocks)},
+            constants=half_layer.constants(buffers, count, at_once) | constants | {"SPLIT": split(count * heads, blocks)},
         )  # fmt: skip
         kernel[(blocks,)](
             # Where nothing is banked, the kernel reads none of the banks that it is given.

@@ -83,7 +83,7 @@ def launch(ctx, buffers, axes, config):
         raise ValueError(f"pages of {page_size} tokens: this kernel takes multiples of {TOKENS}")
     slots = config["slots"]
     shared_bytes = slots * (SLOT_BYTES + 16) + SCRATCH_BYTES + KEPT_BYTES + 16
-    constants = half_layer.constants(buffers) | {
+    constants = {
         "BLOCKS": blocks, "SLOTS": slots, "WINDOW": config["window"], "WIDE": config["wide"],
         "SHARED_BYTES": shared_bytes, "HEADS": axes["mla_query_heads"], "PAGE": page_size,
         "QUERY_BLOCKS": config["query_blocks"], "LEAST_UNITS": config["least_units"], "CELLS": len(buffers.cells),
@@ -91,11 +91,12 @@ def launch(ctx, buffers, axes, config):
     }  # fmt: skip
     stream, table, cache = buffers.attn_res_norm_1_stream, buffers.page_table, buffers.cache
     banks = half_layer.banks(buffers)
-    kernel = ctx.cuda(
-        SOURCE, "mla_front", threads=half_layer.THREADS, cooperative=True, pdl=config["pdl"], constants=constants
-    )
     for first in range(0, rows, ROWS_AT_ONCE):
         here = slice(first, min(first + ROWS_AT_ONCE, rows))
+        kernel = ctx.cuda(
+            SOURCE, "mla_front", threads=half_layer.THREADS, cooperative=True, pdl=config["pdl"],
+            constants=half_layer.constants(buffers, here.stop - first) | constants,
+        )  # fmt: skip
         kernel[(blocks,)](
             # Where nothing is banked, the kernel reads none of the banks that it is given.
             stream[here], banks[:, here] if len(banks) else stream, table[here], buffers.lengths[here],

@@ -107,6 +107,7 @@ def test_a_plan_is_one_cooperative_launch_for_every_sixteen_rows(op, packs, name
         assert launch.shared_bytes <= HARDWARE["max_shared"]
     constants = [pack.kernels[launch.kernel].constexprs for launch in pack.launches]
     assert [of["SPLIT"] for of in constants] == splits
+    assert {of["ALONE"] for of in constants} == {name == "one"}, "a row alone waits at no barrier"
     assert {of["ROWS_AT_ONCE"] for of in constants} == {8 if name == "one" else 16}, "one instance for all of a batch"
 
 

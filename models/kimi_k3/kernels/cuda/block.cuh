@@ -62,6 +62,13 @@ __device__ __forceinline__ void load_eight(const float* source, float (&values)[
     values[4] = high.x, values[5] = high.y, values[6] = high.z, values[7] = high.w;
 }
 
+// The same from shared memory.
+__device__ __forceinline__ void load_eight_near(const float* source, float (&values)[8]) {
+    const float4 low = reinterpret_cast<const float4*>(source)[0], high = reinterpret_cast<const float4*>(source)[1];
+    values[0] = low.x, values[1] = low.y, values[2] = low.z, values[3] = low.w;
+    values[4] = high.x, values[5] = high.y, values[6] = high.z, values[7] = high.w;
+}
+
 __device__ __forceinline__ void store_eight(float* target, const float (&values)[8]) {
     reinterpret_cast<float4*>(target)[0] = make_float4(values[0], values[1], values[2], values[3]);
     reinterpret_cast<float4*>(target)[1] = make_float4(values[4], values[5], values[6], values[7]);

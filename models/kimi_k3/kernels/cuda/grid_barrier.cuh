@@ -22,10 +22,10 @@ public:
     // 1 in the first launch on these cells, then 2, ...
     __device__ uint32_t epoch() const { return static_cast<uint32_t>(launch_) + 1; }
 
-    // After a block barrier: everything that the block wrote before is visible to whoever waits.
-    __device__ void arrive() {
-        target_ += blocks_;
-        add(1);
+    // After a block barrier: everything that the block wrote before is visible to whoever waits. `phases`: at so many at once.
+    __device__ void arrive(int phases = 1) {
+        target_ += static_cast<unsigned long long>(phases) * blocks_;
+        add(phases);
     }
 
     // Before a block barrier.
@@ -36,9 +36,6 @@ public:
                 break;
             }
     }
-
-    // Phases that this launch does not need. By every block, after its last wait().
-    __device__ void skip(int phases) { add(phases); }
 
 private:
     // A poll takes about 0.7 us: a tenth of a second and more.

@@ -5,6 +5,10 @@
 // A row is mixed by seven blocks first, by one the second time; a single row by every block for itself then, which saves
 // the last barrier. Three warps add up, beside all this, what the output projection's result will be added to.
 //
+// A row alone (ALONE, an instance of its own) meets at no barrier that consumers wait at: the first mix carries its launch's
+// number too, and whoever reads what does not (sums of banks and of peers' shares) is told by a helper, who has waited for the
+// grid meanwhile.
+//
 // ROWS_AT_ONCE is 8 or 16. Consumers hold eight rows' activations of all k (114 KB a block), or sixteen rows' of half of
 // it: then two blocks are a team, which has tiles of the in-projection and the front together. Each takes one half of k,
 // and multiplies both groups of eight rows by every fragment that it reads. Weights are packed the same for both.
@@ -27,6 +31,9 @@ constexpr int kHelpers = 96;
 constexpr int kFirstCell = 16;            // in front of it: the barrier's counter and the health word
 constexpr int kTailCells = 128;           // of a block: what it has of a tile of the front that another one finishes
 constexpr int kMailCells = kRowsAtOnce * FirstMix::kMail;
+constexpr bool kAlone = ALONE;
+static_assert(!kAlone || kRowsAtOnce == 8, "the instance with fewer registers for activations");
+constexpr int kRowCells = kRowsAtOnce == 8 ? FirstMix::kCells : 0;  // of the first mix of a row alone
 static_assert(kRowsAtOnce <= BLOCKS, "a block mixes one row the second time");
 static_assert(FirstMix::kBlocks <= BLOCKS, "parts of a row's first mix wait for each other");
 
@@ -84,6 +91,36 @@ __device__ __forceinline__ void wait_together(GridBarrier& barrier) {
     sync_consumers();
 }
 
+// Of a row alone, the first warp of the helpers, which has left what it adds up, waits for two things that consumers need
+// later: the scale of the first mix, whose cells are `row`; and the grid, for which it counts the block in at all phases, as soon
+// as consumers say that they have written what others read behind the barrier.
+__device__ __forceinline__ void wait_for_consumers(unsigned long long* words, int phases, int row, float* scale) {
+    const bool counts = threadIdx.x == kConsumers + 32;
+    GridBarrier barrier;
+    if (counts) barrier.start(words, BLOCKS, phases);
+    const uint32_t epoch = __shfl_sync(~0u, counts ? barrier.epoch() : 0, 0);
+    const float found = FirstMix::scale(words + row, epoch, words + 1);
+    if (counts) *scale = found;
+    __syncwarp();
+    asm volatile("bar.arrive 5, %0;" ::"n"(kConsumers + 32) : "memory");
+    asm volatile("bar.sync 3, %0;" ::"n"(kConsumers + kHelpers) : "memory");
+    if (counts) {
+        barrier.start(words, BLOCKS, phases);  // again: it takes fewer registers than to keep it
+        barrier.arrive(phases), barrier.wait();
+    }
+    __syncwarp();
+    asm volatile("bar.arrive 4, %0;" ::"n"(kConsumers + 32) : "memory");
+}
+__device__ __forceinline__ void scale_is_there() {
+    asm volatile("bar.sync 5, %0;" ::"n"(kConsumers + 32) : "memory");
+}
+__device__ __forceinline__ void written_alone() {
+    asm volatile("bar.arrive 3, %0;" ::"n"(kConsumers + kHelpers) : "memory");
+}
+__device__ __forceinline__ void grid_is_there() {
+    asm volatile("bar.sync 4, %0;" ::"n"(kConsumers + 32) : "memory");
+}
+
 // The eight k of each chunk that this lane multiplies, of the batch rows whose columns of B it holds; zeros behind the
 // rows.
 template <class Product>
@@ -100,6 +137,22 @@ __device__ __forceinline__ void read_normed(uint4 (&x)[Product::kHeld], const __
             x[eight * Product::kChunks + chunk] =
                 *reinterpret_cast<const uint4*>(from + 8 * eight * kHidden + chunk * Product::kChunk);
     }
+}
+
+// The same of a row alone, from its cells by way of `near`, 7168 bf16 in shared memory which are free when this returns.
+template <class Product>
+__device__ __forceinline__ void read_normed_alone(
+    uint4 (&x)[Product::kHeld], const unsigned long long* cells, __nv_bfloat16* near, uint32_t epoch,
+    unsigned long long* health) {
+    constexpr int kEach = kHidden / 2 / kConsumers;
+    static_assert(kEach * kConsumers == kHidden / 2, "every thread takes as many");
+    uint32_t pairs[kEach];
+    receive_row(cells, pairs, epoch, health);
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) reinterpret_cast<uint32_t*>(near)[threadIdx.x + i * kConsumers] = pairs[i];
+    sync_consumers();
+    read_normed<Product>(x, near, 1);
+    sync_consumers();
 }
 
 // From the output projection on, with all that these stages read and write.
@@ -136,19 +189,18 @@ struct HalfLayer {
         OutProjection::consume(ring, x, scratch, keep);
     }
 
-    // `stage`(i): begin of the i-th step of these, for whoever takes times.
+    // A row alone comes from grid_is_there(). `stage`(i): begin of the i-th step of these, for whoever takes times.
     template <class Ring, class Stage>
     __device__ __forceinline__ void mix_and_front(
         Ring& ring, GridBarrier& barrier, float* scratch, uint32_t epoch, Stage stage) const {
         const int block = blockIdx.x, thread = threadIdx.x;
-        const bool alone = kRowsAtOnce == 8 && rows == 1;
         __nv_bfloat16* near = reinterpret_cast<__nv_bfloat16*>(scratch + 512);  // one row of the batch
         // Second mix.
-        const bool mixes = alone || block < rows;
-        const int row = alone ? 0 : block;
+        const bool mixes = kAlone || block < rows;
+        const int row = kAlone ? 0 : block;
         const BankSum kept{bank_sums + row * kHidden, bank_scalars + row * 2};
         SecondMix second;
-        sync_consumers();
+        if (!kAlone) sync_consumers();
         if (mixes) second.load(kept, others + row * kHidden, queries + kHidden, out_norm);
         stage(0);
         if (mixes)
@@ -159,19 +211,17 @@ struct HalfLayer {
                     for (int i = 0; i < 8; ++i) from[i] = own + row * kHidden + column / 8 + own_place(i);
                     receive_all(from, share, epoch, health);
                 },
-                block == row, partial + row * kHidden, stream + row * kHidden, alone ? near : normed + row * kHidden,
+                block == row, partial + row * kHidden, stream + row * kHidden, kAlone ? near : normed + row * kHidden,
                 scratch);
-        if (alone) {
+        if (kAlone)
             sync_consumers();
-            if (thread == 0) barrier.skip(1);
-        } else {
+        else
             arrive_together(barrier), wait_together(barrier);
-        }
         stage(1);
 
         // Front.
         uint4 x[Front::kHeld];
-        read_normed<Front>(x, alone ? near : normed, rows);
+        read_normed<Front>(x, kAlone ? near : normed, rows);
         sync_consumers();  // `near` lies in the scratch of the product
         if constexpr (kSpans == 1) {
             // A tile that two blocks share is finished by the one that has its beginning, the last thing it does; the

@@ -6,8 +6,8 @@
 //     first mix | in-projection : KDA step | output projection : second mix | front
 //
 // with a grid barrier at each bar, behind which other blocks' results are read. At a colon there is none: values carry
-// their launch's number (tagged_floats.cuh), and whoever needs some waits for these alone. The mixes, the front and what
-// runs beside them: half_layer.cuh.
+// their launch's number (tagged_floats.cuh), and whoever needs some waits for these alone. Of a row alone all of them do. The
+// mixes, the front and what runs beside them: half_layer.cuh.
 #include "half_layer.cuh"
 #include "kda_step.cuh"
 
@@ -19,6 +19,8 @@ using Projection = HandedOn<InProjection, kProjected>;
 // the output projection; what blocks have of tiles that others finish.
 constexpr int kMail = kFirstCell, kProjection = kMail + kMailCells, kOwn = kProjection + Projection::kCells;
 constexpr int kTails = kOwn + kRowsAtOnce * kHidden;
+// Of eight rows at once, a row alone: its first mix, and what the KDA step leaves.
+constexpr int kRow = kTails + BLOCKS * kTailCells, kStep = kRow + kRowCells;
 
 using OutProjection = SplitProduct<kHidden, kChannels, 2, BLOCKS, true, 0, kEights>;
 using Ring = WeightRing<SLOTS, kUnitBytes>;
@@ -31,6 +33,23 @@ using Step = KdaStep<SPLIT, kStepsMore ? 4 : 0>;
 constexpr int kScratchFloats = 4096;
 constexpr int kShared = SLOTS * kUnitBytes + 4 * kScratchFloats + Ring::kBarrierBytes + 16;
 static_assert(kShared == SHARED_BYTES, "the launch asks for what the kernel uses");
+
+// By all consumers: what the KDA step left of a row alone, into shared memory. They may use the scratch before.
+__device__ __forceinline__ void receive_step(
+    const unsigned long long* cells, float* near, uint32_t epoch, unsigned long long* health) {
+    constexpr int kAll = kChannels + HEADS * kGroups, kEach = (kAll + kConsumers - 1) / kConsumers;
+    static_assert(kRowsAtOnce * HEADS + kAll <= kScratchFloats, "it fits behind the scales");
+    const unsigned long long* from[kEach];
+    float values[kEach];
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) from[i] = cells + min(static_cast<int>(threadIdx.x) + i * kConsumers, kAll - 1);
+    receive_all(from, values, epoch, health);
+    sync_consumers();
+#pragma unroll
+    for (int i = 0; i < kEach; ++i)
+        if (threadIdx.x + i * kConsumers < kAll) near[threadIdx.x + i * kConsumers] = values[i];
+    sync_consumers();
+}
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1) kda_front(
     // rows
@@ -56,6 +75,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kda_front(
     extern __shared__ __align__(1024) unsigned char memory[];
     float* scratch = reinterpret_cast<float*>(memory + SLOTS * kUnitBytes);
     uint32_t* shared_epoch = reinterpret_cast<uint32_t*>(scratch + kScratchFloats);
+    float* alone_scale = reinterpret_cast<float*>(shared_epoch + 2);  // of the first mix of a row alone
     Ring ring(memory, shared_epoch + 4);
     const int thread = threadIdx.x, block = blockIdx.x;
     volatile uint32_t* ahead = shared_epoch + 1;  // copies of the ring on their way
@@ -72,7 +92,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kda_front(
             asm volatile("griddepcontrol.wait;" ::: "memory");
             add_others(peers, peer_count, peer_stride, peer_row_stride, restart ? nullptr : stream, stream_stride, rows,
                        others, block * kHelpers + thread - kConsumers - 32, BLOCKS * kHelpers);
-            asm volatile("bar.arrive 3, %0;" ::"n"(kConsumers + kHelpers) : "memory");
+            if (kAlone && thread < kConsumers + 64)
+                wait_for_consumers(reinterpret_cast<unsigned long long*>(cells), kPhases, kRow, alone_scale);
+            else
+                asm volatile("bar.arrive 3, %0;" ::"n"(kConsumers + kHelpers) : "memory");
         }
         return;
     }
@@ -83,6 +106,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kda_front(
         mix.load(stream + static_cast<size_t>(mix.row) * stream_stride,
                  banks + static_cast<size_t>(mix.row) * bank_row_stride, bank_count, bank_stride, queries, out_norm_1);
     };
+    unsigned long long* words = reinterpret_cast<unsigned long long*>(cells);
+    unsigned long long* health = words + 1;
     FirstMix first(block);
     const bool mixes_first = first.row < rows;
     if (mixes_first) load_mix(first);
@@ -91,8 +116,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kda_front(
     const bool steps = block < rows * HEADS * SPLIT;
     Step kda(tensors, steps ? block : 0);
     if (steps) kda.bring_near();
-    unsigned long long* words = reinterpret_cast<unsigned long long*>(cells);
-    unsigned long long* health = words + 1;
     const HalfLayer half{rows, queries, out_norm_2, partial, stream_out, logits, latent, shared,
                          normed + kRowsAtOnce * kHidden, others, bank_sums, bank_scalars, words + kOwn, words + kTails,
                          health};
@@ -100,15 +123,17 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kda_front(
     half.bring_near();
     GridBarrier barrier;
     if (thread == 0) {
-        barrier.start(reinterpret_cast<unsigned long long*>(cells), BLOCKS, kPhases);
+        barrier.start(words, BLOCKS, kPhases);
         *shared_epoch = barrier.epoch();
     }
     // First mix.
     sync_consumers();  // the epoch is there
     const uint32_t epoch = *shared_epoch;
+    const auto mixed = [&](int row) {
+        return MixedRow{normed + row * kHidden, mix_squares + row * FirstMix::kBlocks, kAlone ? words + kRow : nullptr};
+    };
     if (mixes_first) {
-        first.write(words + kMail + first.row * FirstMix::kMail, health, epoch,
-                    normed + first.row * kHidden, mix_squares + first.row * FirstMix::kBlocks,
+        first.write(words + kMail + first.row * FirstMix::kMail, health, epoch, mixed(first.row),
                     BankSum{bank_sums + first.row * kHidden, bank_scalars + first.row * 2}, scratch);
     }
     // Nobody waits in vain: blocks come to rows in their order, and to each but once.
@@ -117,19 +142,23 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kda_front(
             FirstMix next(part);
             load_mix(next);
             sync_consumers();
-            next.write(words + kMail + next.row * FirstMix::kMail, health, epoch,
-                       normed + next.row * kHidden, mix_squares + next.row * FirstMix::kBlocks,
+            next.write(words + kMail + next.row * FirstMix::kMail, health, epoch, mixed(next.row),
                        BankSum{bank_sums + next.row * kHidden, bank_scalars + next.row * 2}, scratch);
         }
     STAMP(1);
-    arrive_together(barrier), wait_together(barrier);
+    if (!kAlone) arrive_together(barrier), wait_together(barrier);
     STAMP(2);
 
-    // In-projection: nobody waits for anything but weights.
-    if (thread == 0) *ahead = WIDE;
+    // In-projection: nobody waits for anything but weights, once the mix is there.
     {
         uint4 x[InProjection::kHeld];
-        read_normed<InProjection>(x, normed, rows);
+        if (kAlone) {
+            sync_consumers();  // the scratch is free
+            read_normed_alone<InProjection>(x, words + kRow, reinterpret_cast<__nv_bfloat16*>(scratch), epoch, health);
+        } else {
+            read_normed<InProjection>(x, normed, rows);
+        }
+        if (thread == 0) *ahead = WIDE;
         const auto keep = [&](int column, int at, InProjection::Column parts, bool starts, bool) {
             if (at < rows) projection.send(at, column, starts, parts.sum(), epoch);
         };
@@ -141,18 +170,21 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kda_front(
     if (thread == 0) *ahead = WINDOW;
     const auto step = [&](int item) {
         const int at = item / (HEADS * SPLIT);
-        const float scale = FirstMix::scale(mix_squares + at * FirstMix::kBlocks);
+        const float scale = kAlone ? *alone_scale : FirstMix::scale(mix_squares + at * FirstMix::kBlocks);
         const int row[3] = {at, at, at};
         kda.step([&](const int(&columns)[3], float(&values)[3]) {
             projection.receive(row, columns, values, epoch, health);
 #pragma unroll
             for (int i = 0; i < 3; ++i) values[i] *= scale;
-        }, scratch);
+        }, scratch, StepCells{kAlone ? words + kStep : nullptr, epoch});
     };
     if (steps) kda.load();
     if constexpr (kStepsMore)
         for (int item = block + BLOCKS; item < rows * HEADS; item += BLOCKS) Step(tensors, item).bring_near();
-    sync_consumers();
+    if (kAlone)
+        scale_is_there();
+    else
+        sync_consumers();
     STAMP(4);
     if constexpr (kStepsMore) {
         constexpr int kRounds = (kRowsAtOnce * HEADS + BLOCKS - 1) / BLOCKS;
@@ -166,27 +198,41 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kda_front(
     } else if (steps) {
         step(block);
     }
-    asm volatile("bar.sync 3, %0;" ::"n"(kConsumers + kHelpers) : "memory");
     STAMP(5);
-    arrive_together(barrier), wait_together(barrier);
-    if (steps) kda.shift();
+    if (kAlone) {
+        written_alone();
+    } else {
+        asm volatile("bar.sync 3, %0;" ::"n"(kConsumers + kHelpers) : "memory");
+        arrive_together(barrier), wait_together(barrier);
+        if (steps) kda.shift();
+    }
     STAMP(6);
 
     // Output projection.
     {
         uint4 x[OutProjection::kHeld];
         float* scales = scratch;  // [rows][h]
+        float* near = scratch + kRowsAtOnce * HEADS;  // of a row alone: what the step left of it
         float values[OutProjection::kChunks][8];
         const int lane_row = OutProjection::row_of_lane();
         const auto load_gated = [&](int row) {
 #pragma unroll
             for (int chunk = 0; chunk < OutProjection::kChunks; ++chunk)
-                if (row < rows) load_eight(gated + row * kChannels + OutProjection::k_of(chunk), values[chunk]);
+                if (row < rows) {
+                    if (kAlone)
+                        load_eight_near(near + OutProjection::k_of(chunk), values[chunk]);
+                    else
+                        load_eight(gated + row * kChannels + OutProjection::k_of(chunk), values[chunk]);
+                }
         };
+        if (kAlone) receive_step(words + kStep, near, epoch, health);
         load_gated(lane_row);
         if (thread < rows * HEADS) {
             float eight[8], sum = 0;
-            load_eight(squares + thread * kGroups, eight);
+            if (kAlone)
+                load_eight_near(near + kChannels + thread * kGroups, eight);
+            else
+                load_eight(squares + thread * kGroups, eight);
 #pragma unroll
             for (int i = 0; i < kGroups; ++i) sum += eight[i];
             scales[thread] = 1.f / sqrtf(sum / kHeadDim + OUTPUT_EPS);
@@ -213,5 +259,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kda_front(
     }
     STAMP(7);
 
+    if (kAlone) {
+        grid_is_there();
+        if (steps) kda.shift();
+    }
     half.mix_and_front(ring, barrier, scratch, epoch, [&](int step) { STAMP(8 + step); });
 }

@@ -31,6 +31,12 @@ struct KdaTensors {
     float* squares;                    // [rows, h, 8]
 };
 
+// Of a row alone, what `gated` and `squares` would get: tagged, [p] and then [h, 8]. Null: memory it is.
+struct StepCells {
+    unsigned long long* cells;
+    uint32_t epoch;
+};
+
 // LATE: of a warp's value rows those whose state is loaded behind the projection, which needs registers as well.
 template <int PARTS, int LATE = 0>
 class KdaStep {
@@ -74,12 +80,12 @@ public:
         if (threadIdx.x < 3 * kHeadDim) taps_ = __ldg(reinterpret_cast<const float4*>(t_.conv_weight) + conv_channel());
     }
 
-    // `projected(columns, values)`: three columns of the projection of this row. `scratch`: 1024 floats.
+    // `projected(columns, values)`: three columns of the projection of this row. `scratch`: 1024 floats. `leave`: where results go.
     template <class Projected>
-    __device__ void step(Projected projected, float* scratch) {
+    __device__ void step(Projected projected, float* scratch, StepCells leave) {
         if (slot_ <= 0) {
-            if (threadIdx.x < kHeadDim / PARTS) gated_row()[slice_ * kHeadDim / PARTS + threadIdx.x] = 0;
-            if (threadIdx.x < kRows) squares_row()[threadIdx.x] = 0;
+            if (threadIdx.x < kHeadDim / PARTS) leave_gated(slice_ * kHeadDim / PARTS + threadIdx.x, 0, leave);
+            if (threadIdx.x < kRows) leave_squares(threadIdx.x, 0, leave);
             return;
         }
         float* q = scratch;
@@ -140,7 +146,7 @@ public:
             __stcs(state + row * 32 + lane, s);
             const float core = seen + delta * qk;
             if (lane == 0) {
-                gated_row()[row] = core * gate[row];
+                leave_gated(row, core * gate[row], leave);
                 o[i * kWarps + warp] = core * core;
             }
         }
@@ -148,7 +154,7 @@ public:
         if (thread < kRows) {
             float sum = 0;
             for (int i = 0; i < kWarps; ++i) sum += o[thread * kWarps + i];
-            squares_row()[thread] = sum;
+            leave_squares(thread, sum, leave);
         }
     }
 
@@ -182,8 +188,21 @@ private:
     __device__ float* head_state() const {
         return t_.recurrent_state + static_cast<size_t>(slot_) * t_.state_page_stride + head_ * kHeadDim * kHeadDim;
     }
-    __device__ float* gated_row() const { return t_.gated + row_ * kChannels + head_ * kHeadDim; }
-    __device__ float* squares_row() const { return t_.squares + (row_ * HEADS + head_) * kGroups + slice_ * kRows; }
+    // Value row `row` of the head, and the sum `group` of those that this block has.
+    __device__ void leave_gated(int row, float value, StepCells to) const {
+        const int channel = head_ * kHeadDim + row;
+        if (to.cells)
+            send(to.cells + channel, value, to.epoch);
+        else
+            t_.gated[row_ * kChannels + channel] = value;
+    }
+    __device__ void leave_squares(int group, float value, StepCells to) const {
+        const int place = head_ * kGroups + slice_ * kRows + group;
+        if (to.cells)
+            send(to.cells + kChannels + place, value, to.epoch);
+        else
+            t_.squares[row_ * HEADS * kGroups + place] = value;
+    }
 
     const KdaTensors& t_;
     int row_, head_, slice_, slot_ = 0;

@@ -47,7 +47,8 @@ constexpr int kQueries = kGateRows + GateRows::kCells;
 constexpr int kAbsorbed = kQueries + QueryRows::kCells, kSlices = kAbsorbed + Absorbed::kCells;
 constexpr int kAttended = kSlices + BLOCKS * SliceCells::kCells;
 constexpr int kOwn = kAttended + Attended::kCells, kTails = kOwn + kRowsAtOnce * kHidden;
-static_assert(kTails + BLOCKS * kTailCells <= CELLS, "the launch has as many cells as the kernel uses");
+constexpr int kRow = kTails + BLOCKS * kTailCells;  // of a row alone its first mix
+static_assert(kRow + kRowCells <= CELLS, "the launch has as many cells as the kernel uses");
 
 constexpr int kScratchFloats = kRowsAtOnce * kQRank / 2;  // the normed query latents
 constexpr int kNewestFloats = kCached / 2;
@@ -136,7 +137,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) mla_front(
             asm volatile("griddepcontrol.wait;" ::: "memory");
             add_others(peers, peer_count, peer_stride, peer_row_stride, restart ? nullptr : stream, stream_stride, rows,
                        others, block * kHelpers + thread - kConsumers - 32, BLOCKS * kHelpers);
-            asm volatile("bar.arrive 3, %0;" ::"n"(kConsumers + kHelpers) : "memory");
+            if (kAlone && thread < kConsumers + 64)
+                wait_for_consumers(reinterpret_cast<unsigned long long*>(cells), kPhases, kRow, first_scales);
+            else
+                asm volatile("bar.arrive 3, %0;" ::"n"(kConsumers + kHelpers) : "memory");
         }
         return;
     }
@@ -171,22 +175,32 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) mla_front(
     sync_consumers();  // the epoch is there
     const uint32_t epoch = *shared_epoch;
     if (mixes_first) {
-        first.write(words + kMail + first.row * FirstMix::kMail, health, epoch,
-                    normed + first.row * kHidden, mix_squares + first.row * FirstMix::kBlocks,
+        const MixedRow mixed{normed + first.row * kHidden, mix_squares + first.row * FirstMix::kBlocks,
+                             kAlone ? words + kRow : nullptr};
+        first.write(words + kMail + first.row * FirstMix::kMail, health, epoch, mixed,
                     BankSum{bank_sums + first.row * kHidden, bank_scalars + first.row * 2}, scratch);
     }
-    asm volatile("bar.sync 3, %0;" ::"n"(kConsumers + kHelpers) : "memory");  // the second mix reads sums of all blocks
+    // The second mix reads sums of all blocks.
+    if (kAlone)
+        written_alone();
+    else
+        asm volatile("bar.sync 3, %0;" ::"n"(kConsumers + kHelpers) : "memory");
     STAMP(1);
-    arrive_together(barrier), wait_together(barrier);
+    if (!kAlone) arrive_together(barrier), wait_together(barrier);
     STAMP(2);
 
-    // Latents and gate: nobody waits for anything but weights.
-    if (thread == 0) *ahead = WIDE;
+    // Latents and gate: nobody waits for anything but weights, once the mix is there.
     {
         uint4 x[Latents::kChunks];
-        read_normed<Latents>(x, normed, rows);
+        if (kAlone) {
+            sync_consumers();  // the scratch is free
+            read_normed_alone<Latents>(x, words + kRow, narrow, epoch, health);
+        } else {
+            read_normed<Latents>(x, normed, rows);
+        }
+        if (thread == 0) *ahead = WIDE;
         if (thread < rows) {
-            first_scales[thread] = FirstMix::scale(mix_squares + thread * FirstMix::kBlocks);
+            if (!kAlone) first_scales[thread] = FirstMix::scale(mix_squares + thread * FirstMix::kBlocks);
             row_lengths[thread] = __ldg(lengths + thread);
             slice_counts[thread] = Slices(row_lengths[thread], BLOCKS / rows).count;
         }
@@ -194,7 +208,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) mla_front(
             if (at < rows) latent_rows.send(at, column, starts, parts.sum(), epoch);
         });
         STAMP(3);
-        sync_consumers();
+        if (kAlone)
+            scale_is_there();
+        else
+            sync_consumers();
         Gate::consume(ring, x, scratch, [&](int column, int at, Gate::Column parts, bool starts, bool) {
             if (at < rows) gate_rows.send(at, column, starts, parts.sum(), epoch);
         });
@@ -366,5 +383,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) mla_front(
     }
     STAMP(12);
 
+    if (kAlone) grid_is_there();
     half.mix_and_front(ring, barrier, scratch, epoch, [&](int step) { STAMP(13 + step); });
 }

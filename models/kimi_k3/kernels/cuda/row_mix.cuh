@@ -40,12 +40,21 @@ __device__ __forceinline__ float warp_sums(float (&values)[32]) {
     return values[0];
 }
 
+// Where the first mix of a row leaves it: x [7168] before the norm's division, and sums of squares of the mix, by block. Behind
+// `cells`, if there are any, two columns a cell and then the sums; else in memory, for readers behind a barrier.
+struct MixedRow {
+    __nv_bfloat16* x;
+    float* squares;
+    unsigned long long* cells;
+};
+
 // The first mix of a row, 1024 columns a block and two a thread. The seven blocks of a row exchange the sums that the
 // logits consist of. The norm's division is left to whoever reads a product of x: its rows scale with it.
 class FirstMix {
 public:
     static constexpr int kBlocks = kHidden / (2 * kConsumers);
     static constexpr int kMail = 32 * kBlocks;  // cells of a row
+    static constexpr int kCells = kHidden / 2 + kBlocks;  // of a MixedRow
 
     __device__ explicit FirstMix(int block) : row(block / kBlocks), part(block % kBlocks) {}
 
@@ -65,9 +74,9 @@ public:
         weight_ = __ldg(reinterpret_cast<const uint32_t*>(out_norm + column()));
     }
 
-    // x [7168] before the division; squares [7]: of the mix, by block. `mail`: the row's cells. `scratch`: 1024 floats.
-    __device__ void write(unsigned long long* mail, unsigned long long* health, uint32_t epoch, __nv_bfloat16* x,
-                          float* squares, BankSum kept, float* scratch) const {
+    // `mail`: the row's cells. `scratch`: 1024 floats.
+    __device__ void write(unsigned long long* mail, unsigned long long* health, uint32_t epoch, MixedRow to, BankSum kept,
+                          float* scratch) const {
         const int thread = threadIdx.x;
         float values[32];
 #pragma unroll
@@ -114,12 +123,20 @@ public:
         float total, total_of_banks;
         const float2 sum = mixed<kBanks + 1>(numerators, total), banks = mixed<kBanks>(numerators + 9, total_of_banks);
         const float2 h = make_float2(sum.x / total, sum.y / total), weight = pair(weight_);
-        *reinterpret_cast<uint32_t*>(x + column()) = pack_two(h.x * weight.x, h.y * weight.y);
+        const uint32_t both = pack_two(h.x * weight.x, h.y * weight.y);
+        if (to.cells)
+            send_bits(to.cells + column() / 2, both, epoch);
+        else
+            *reinterpret_cast<uint32_t*>(to.x + column()) = both;
         *reinterpret_cast<float2*>(kept.banks + column()) = banks;
         if (part == 0 && thread == 0) kept.scalars[0] = logits[18], kept.scalars[1] = total_of_banks;
         float own[1] = {h.x * h.x + h.y * h.y};
         block_sums(own, scratch);
-        if (thread == 0) squares[part] = own[0];
+        if (thread) return;
+        if (to.cells)
+            send(to.cells + kHidden / 2 + part, own[0], epoch);
+        else
+            to.squares[part] = own[0];
     }
 
     // What rows of x are to be multiplied by.
@@ -127,10 +144,21 @@ public:
         float sum = 0;
 #pragma unroll
         for (int block = 0; block < kBlocks; ++block) sum += __ldcg(squares + block);
-        return 1.f / sqrtf(sum / kHidden + NORM_EPS);
+        return scale_of(sum);
+    }
+
+    // The same of a row in cells, by a warp.
+    __device__ static float scale(const unsigned long long* cells, uint32_t epoch, unsigned long long* health) {
+        const int lane = threadIdx.x & 31;
+        const float own = lane < kBlocks ? receive(cells + kHidden / 2 + lane, epoch, health) : 0;
+        float sum = 0;
+#pragma unroll
+        for (int block = 0; block < kBlocks; ++block) sum += __shfl_sync(~0u, own, block);
+        return scale_of(sum);
     }
 
 private:
+    __device__ static float scale_of(float squares) { return 1.f / sqrtf(squares / kHidden + NORM_EPS); }
     __device__ int column() const { return part * 2 * kConsumers + 2 * threadIdx.x; }
     __device__ bool holds(int s) const { return s == kBanks || s < count_; }
     __device__ static float2 pair(uint32_t bits) {
