@@ -143,8 +143,13 @@ def decided(steps: Sequence[Step], entries: Sequence[Entry]) -> list[str]:
         + (step.why if step.ratio is None else f"{step.ratio:.3f} {step.why}".rstrip())
         for step in steps
     ]
-    rows = [
-        f"faster up to {entry.rows} rows: TP{entry.tp}{'' if entry.tokens == 1 else f', {entry.tokens} tokens a request'}"
-        for entry in entries
-    ]
-    return [*lines, *rows]
+    return [*lines, *(_up_to(entry, steps) for entry in entries)]
+
+
+def _up_to(entry: Entry, steps: Sequence[Step]) -> str:
+    what = f"TP{entry.tp}{'' if entry.tokens == 1 else f', {entry.tokens} tokens a request'}"
+    if entry.rows:
+        return f"faster up to {entry.rows} rows: {what}"
+    smallest = next((step for step in steps if (step.tp, step.tokens) == (entry.tp, entry.tokens)), None)
+    unknown = smallest is None or smallest.ratio is None
+    return f"{'nothing known of the smallest steps, so left' if unknown else 'left'} to the stock path: {what}"

@@ -136,8 +136,20 @@ def test_the_table_of_faster_steps_is_drawn_from_what_is_kept_and_leaves_it_fres
     rows = {(entry.tp, entry.tokens): entry.rows for entry in model_dir.load("kimi_k3").faster().entry}
     assert rows == {(8, 1): 1, (8, 8): 0, (16, 1): 0, (16, 8): 0}
     assert cli.run(["grid", "decide", "kimi_k3", "--hardware", "h200"]) == 0
-    assert "faster up to 1 rows: TP8\n" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "faster up to 1 rows: TP8\n" in out
+    assert "nothing known of the smallest steps, so left to the stock path: TP16\n" in out
     assert {c["standing"] for c in shown(capsys)["cells"] if c["cell"] != "tp8-kda_moe-r8"} == {"measured"}
+
+
+def test_steps_that_are_slower_from_the_first_on_are_left_to_the_stock_path(checkout, card, capsys):
+    card.outcomes |= {f"tp8-mla_moe-r1-c{context}": measured(fast=4000.0) for context in (1024, 32768, 131072)}
+    sizes = ["--cell", "tp8-kda_moe-r1", "--cell", "tp8-mla_moe-r1-c*"]
+    assert cli.run(["grid", "run", "kimi_k3", "--hardware", "h200", *sizes]) == 0
+    capsys.readouterr()
+    cli.run(["grid", "decide", "kimi_k3", "--hardware", "h200"])
+    out = capsys.readouterr().out
+    assert "left to the stock path: TP8\n" in out and "so left to the stock path: TP8\n" not in out
 
 
 def test_a_run_that_was_cut_off_loses_nothing_and_repeats_nothing(checkout, card, capsys):
