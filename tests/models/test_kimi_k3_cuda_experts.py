@@ -1,5 +1,6 @@
 """The CUDA C++ experts: compiled for both targets as `launch` asks for them, and run where there is a GPU."""
 
+import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,6 +20,7 @@ CASES = {
     "tp16, 9 rows": (experts_cuda, 192, 9, "resident", {}),
     "tp8, choice and shared expert": (moe_half, 384, 8, "resident", {"shared_down_x": 768}),
     "tp8, one row to the layer's end": (moe_half, 384, 1, "resident", {"shared_down_x": 768, "columns": 896}),
+    "tp8, 5 rows to the layer's end": (moe_half, 384, 5, "spread", {"shared_down_x": 768, "columns": 896}),
     "tp8, 16 rows to the layer's end": (moe_half, 384, 16, "resident", {"shared_down_x": 768, "columns": 896}),
     "tp16, 64 rows to the layer's end": (moe_half, 192, 64, "spread", {"shared_down_x": 384, "columns": 448}),
     "tp16, choice alone": (moe_half, 192, 3, "spread", {}),
@@ -89,6 +91,25 @@ def test_a_launch_compiles_without_spills_for_one_block_a_multiprocessor(case, t
     assert report.registers * context.options["threads"] <= 65536
     assert context.options["cooperative"] and context.grid == (132,)
     assert context.shared_bytes + report.static_shared_bytes <= 227 << 10
+
+
+def dispatched():
+    """(TP, rows, structure) of every instance of the whole mixture that the table leads to on an H200: by its most rows."""
+    entries = tomllib.loads((ROOT / "dispatch/moe_half.toml").read_text())["entry"]
+    for entry in entries:
+        first, last = entry["rows"]
+        sizes = {experts_cuda._most_rows(rows): rows for rows in range(last, first - 1, -1)}
+        for rows in sizes.values():
+            yield entry["tp"], rows, entry["config"]
+
+
+@pytest.mark.parametrize(("tp", "rows", "config"), list(dispatched()), ids=lambda value: str(value) if isinstance(value, int) else "")
+def test_no_dispatched_instance_spills(tp, rows, config):
+    more = {"shared_down_x": 6144 // tp, "columns": 7168 // tp}
+    context = asked_for(moe_half, 3072 // tp, rows, config["structure"], more)
+    assert context.variant["constexprs"]["STAGES"] == config["num_stages"]
+    report = compiled(context, 90)
+    assert (report.spill_store_bytes, report.spill_load_bytes, report.stack_bytes) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("case", ("tp8, 64 rows", "tp8, 16 rows to the layer's end"))

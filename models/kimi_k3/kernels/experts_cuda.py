@@ -4,8 +4,8 @@ A block a multiprocessor, all at once (a cooperative launch). Each warp keeps a 
 under way, across row blocks, experts and the barrier between the two projections.
 
 resident  A block adds a row's experts itself, one barrier. More than 16 rows are spread: shared memory holds no more.
-spread    The second projection is cut evenly over all warps; products go through scratch, two barriers. With a choice of
-          several rows one: a warp waits for the experts that it takes.
+spread    The second projection is cut evenly over all warps; products go through scratch, two barriers; with a choice before,
+          one: a warp waits for the experts that it takes.
 
 The same kernel can choose the experts before, and stream the shared expert's second product meanwhile: `moe_half.py`.
 """

@@ -77,7 +77,7 @@ def launch(ctx, buffers, axes, config):
     shared_bytes = slots * (UNIT_BYTES + 16) + SCRATCH_BYTES + 16
     constants = {
         "BLOCKS": blocks, "SLOTS": slots, "WINDOW": config["window"], "WIDE": config["wide"],
-        "SHARED_BYTES": shared_bytes, "HEADS": heads,
+        "SHARED_BYTES": shared_bytes, "HEADS": heads, "CELLS": len(buffers.cells),
         "L2_EPS": L2_EPS, "OUTPUT_EPS": OUTPUT_EPS, "GATE_LOWER_BOUND": GATE_LOWER_BOUND,
     }  # fmt: skip
     stream, slots_of = buffers.attn_res_norm_1_stream, buffers.slots

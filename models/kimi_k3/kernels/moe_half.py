@@ -2,8 +2,8 @@
 
 One persistent CUDA C++ launch (`cuda/experts.cu`) for three parts of the op graph:
 
-routing+experts                        The choice of one row is made by every block for itself; of more rows by a block
-                                       each, and handed on at a barrier.
+routing+experts                        The choice of one row is made by every block for itself, unless products are spread;
+                                       of more rows by a block each, and handed on at a barrier.
 routing+experts+shared_down            Also leaves partial = shared shared_down^T, whose weights need no choice and come
                                        first.
 routing+experts+shared_down+latent_up  Also sums what all ranks sent, norms it, and finishes this rank's channels of the

@@ -110,7 +110,7 @@ def test_a_rows_bits_depend_on_nothing_but_the_row(op, tmp_path):
             {"stream"}, {"experts_routed", "partial"},
         ),
         # Nobody waits for the activations of the experts that it takes.
-        (3, "spread", ("kernels/cuda/experts.cu", "if (fresh && flows) wait_for", "if (false) wait_for"),
+        (3, "spread", ("kernels/cuda/experts.cu", "if (fresh) wait_for", "if (false) wait_for"),
          {"experts_routed"}, {"partial", "stream"}),
         # What is counted of them goes on from the launch before.
         (3, "spread", ("kernels/cuda/experts.cu", "ready[i] = 0;", "ready[i] = 1 << 20;"),

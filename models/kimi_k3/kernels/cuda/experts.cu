@@ -17,7 +17,7 @@
 // others go on; of w13 it leaves SiTU in bfloat16 times 2^96. Of w2 a warp takes a whole row block of a unit.
 // SPREAD 0: a block takes all units of a row block and adds each row's experts itself. SPREAD 1: warps take equal parts
 // of all (unit, row block), their products go through memory in float32, and after another barrier the grid adds them.
-// There, with a choice of several rows, a warp waits for the units that it takes W2 of, and not at a barrier for all: blocks
+// There, with a choice before, a warp waits for the units that it takes W2 of, and not at a barrier for all: blocks
 // do not end W1 and W3 together, and who is first goes on.
 // Either way experts are added in the order of their places in float32, so a row's bits depend on that row alone. One
 // rounding besides SiTU's: `routed`.
@@ -171,7 +171,8 @@ experts(
   Units& u = s.units;
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, group = warp / SLICES, slice = warp % SLICES;
   const int worker = blockIdx.x * GROUPS + group, workers = gridDim.x * GROUPS, places = rows * TOP;
-  const bool one_row = MOST_ROWS == 8 && rows == 1;
+  // One row chooses in every block for itself; but where products go through memory anyway, as others do.
+  const bool one_row = !FLOWS && MOST_ROWS == 8 && rows == 1;
 #if ROUTE
   // Asked for ahead of all weights, behind which it would queue for microseconds.
   Candidates among = {};
@@ -374,8 +375,9 @@ experts(
   known += second_count;
   ask_all();
   STAMP(4);
-  const bool flows = FLOWS && !one_row;
-  if (!flows && !grid_barrier(barrier)) return;
+#if !FLOWS
+  if (!grid_barrier(barrier)) return;
+#endif
   STAMP(5);
 
   uint4 token[SECOND_CHUNKS][2];
@@ -387,7 +389,7 @@ experts(
   for (int i = 0; i < second_count; i++) {
     if (fresh) begin = u.begin[unit], count = u.begin[unit + 1] - begin;
 #if FLOWS
-    if (fresh && flows) wait_for(ready + unit, FIRST_BLOCKS * ((count + 7) / 8), barrier);
+    if (fresh) wait_for(ready + unit, FIRST_BLOCKS * ((count + 7) / 8), barrier);
 #endif
     const u32* stage = nullptr;
 #pragma unroll 1
@@ -419,7 +421,6 @@ experts(
   }
   STAMP(6);
   if (!grid_barrier(barrier)) return;
-  const float* weight = ROUTE && one_row ? s.weights : weights;
   const int quads = rows * (LATENT / 4);
   for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < quads; i += gridDim.x * blockDim.x) {
     const int row = i / (LATENT / 4), column = i % (LATENT / 4);
@@ -429,7 +430,7 @@ experts(
     for (int k = 0; k < TOP; k++) values[k] = product[(size_t)k * (LATENT / 4)];
 #pragma unroll
     for (int k = 0; k < TOP; k++) {
-      const float share = weight[row * TOP + k];
+      const float share = weights[row * TOP + k];
       total.x = fmaf(share, values[k].x, total.x), total.y = fmaf(share, values[k].y, total.y);
       total.z = fmaf(share, values[k].z, total.z), total.w = fmaf(share, values[k].w, total.w);
     }

@@ -13,8 +13,7 @@ public:
         cells_ = cells;
         blocks_ = blocks;
         const unsigned long long each = static_cast<unsigned long long>(blocks) * phases;
-        // No block passes the first barrier before this one has arrived: of this launch there are fewer arrivals than
-        // blocks.
+        // Whatever others have counted, this block has not yet: of this launch there are fewer than `each`.
         launch_ = load() / each;
         target_ = launch_ * each;
     }

@@ -21,6 +21,8 @@ constexpr int kMail = kFirstCell, kProjection = kMail + kMailCells, kOwn = kProj
 constexpr int kTails = kOwn + kRowsAtOnce * kHidden;
 // Of eight rows at once, a row alone: its first mix, and what the KDA step leaves.
 constexpr int kRow = kTails + BLOCKS * kTailCells, kStep = kRow + kRowCells;
+constexpr int kEnd = kSpans > 1 ? kTails + HandedOn<Front, kFront>::kCells : kStep + HEADS * (kHeadDim + kGroups);
+static_assert(kEnd <= CELLS, "the launch has as many cells as the kernel uses");
 
 using OutProjection = SplitProduct<kHidden, kChannels, 2, BLOCKS, true, 0, kEights>;
 using Ring = WeightRing<SLOTS, kUnitBytes>;
@@ -38,7 +40,7 @@ static_assert(kShared == SHARED_BYTES, "the launch asks for what the kernel uses
 __device__ __forceinline__ void receive_step(
     const unsigned long long* cells, float* near, uint32_t epoch, unsigned long long* health) {
     constexpr int kAll = kChannels + HEADS * kGroups, kEach = (kAll + kConsumers - 1) / kConsumers;
-    static_assert(kRowsAtOnce * HEADS + kAll <= kScratchFloats, "it fits behind the scales");
+    static_assert(!kAlone || kRowsAtOnce * HEADS + kAll <= kScratchFloats, "it fits behind the scales");
     const unsigned long long* from[kEach];
     float values[kEach];
 #pragma unroll

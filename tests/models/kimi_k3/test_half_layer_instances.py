@@ -1,0 +1,53 @@
+"""Every instance of a layer's first half that the dispatch tables lead to on an H200: as many registers as its threads have."""
+
+import tomllib
+from functools import cache
+
+import pytest
+from fasttrack_models.kimi_k3.kernels.kda_front import rows_at_once, split
+from fasttrack_validation import contracts
+from fasttrack_validation.contracts.base import Workload
+from fasttrack_validation.judge.device_code import cuda_compiler, sass
+from half_layers import HARDWARE, ROOT, HalfLayer
+
+KDA = "attn_res_norm+in_projection+kda_decode+o_proj_residual+attn_res_norm+front"
+MLA = "attn_res_norm+mla_projection+mla_query+mla_core+mla_value+o_proj_residual+attn_res_norm+front"
+
+
+def dispatched():
+    """(part, name, TP, configuration, rows) of each; two row counts with equal constants once."""
+    for part, name in ((KDA, "kda_front"), (MLA, "mla_front")):
+        for entry in tomllib.loads((ROOT / f"dispatch/{name}.toml").read_text())["entry"]:
+            first, last = entry["rows"]
+            instances = {}
+            for rows in range(last, first - 1, -1):
+                blocks = split(rows * 96 // entry["tp"], HARDWARE["multiprocessors"])
+                of = (rows_at_once(rows), blocks) if name == "kda_front" else ()
+                instances[*of, rows == 1] = rows
+            for rows in instances.values():
+                yield pytest.param(part, name, entry["tp"], entry["config"], rows, id=f"{name}-tp{entry['tp']}-{rows}")
+
+
+@cache
+def contract(part):
+    return contracts.load("kimi_k3").op(part)
+
+
+def test_there_are_instances_of_both():
+    names = [param.id for param in dispatched()]
+    assert len(names) == len(set(names)) and {"kda_front-tp8-1", "kda_front-tp16-9", "mla_front-tp8-2"} <= set(names)
+
+
+@pytest.mark.parametrize(("part", "name", "tp", "config", "rows"), list(dispatched()))
+def test_no_dispatched_instance_spills(part, name, tp, config, rows, tmp_path):
+    pytest.importorskip("cuda.bindings.nvrtc", reason="CUDA C++ needs the extra fasttrack[cuda]")
+    launch = HalfLayer(part, name, **config)
+    op = contract(part)
+    base = next(w for w in op.workloads() if w.axes["tp"] == tp)
+    strides = dict.fromkeys(("attn_res_norm_1_block_stride", "attn_res_norm_2_block_stride", "peer_stride"), rows * 7168)
+    pack = launch.recorded(op, Workload(name=base.name, axes=base.axes | strides | {"rows": rows}), tmp_path)
+    (variant,) = pack.kernels.values()
+    assert variant.constexprs["ALONE"] == (rows == 1)
+    report = sass.ptxas_report(cuda_compiler.compile_kernel(launch.cuda_sources, variant, 90).log)
+    assert (report.spill_store_bytes, report.spill_load_bytes, report.stack_bytes) == (0, 0, 0)
+    assert report.registers == 96, "what 640 threads have before they move between warps"
