@@ -152,4 +152,4 @@ def _up_to(entry: Entry, steps: Sequence[Step]) -> str:
         return f"faster up to {entry.rows} rows: {what}"
     smallest = next((step for step in steps if (step.tp, step.tokens) == (entry.tp, entry.tokens)), None)
     unknown = smallest is None or smallest.ratio is None
-    return f"{'nothing known of the smallest steps, so left' if unknown else 'left'} to the stock path: {what}"
+    return f"{'the smallest steps have cells without a figure, so left' if unknown else 'left'} to the stock path: {what}"

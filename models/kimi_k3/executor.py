@@ -1,7 +1,7 @@
 """A prepared stretch of the step: buffers, scratch and repacked weights at fixed addresses; `run` only launches."""
 
 from collections import namedtuple
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -31,52 +31,43 @@ class Tensors(Protocol):
         """Memory of the step's own, zeros at first."""
 
 
-class Noted(Mapping):
-    """A mapping that notes what is asked of it; whoever goes through all of it has asked for all."""
-
-    _NONE = object()
-
-    def __init__(self, of: Mapping[str, Any]) -> None:
-        self._of = of
-        self._asked: dict[str, Any] = {}
-        self._whole = False
-
-    def __getitem__(self, key: str) -> Any:
-        self._asked[key] = self._of.get(key, self._NONE)
-        return self._of[key]
-
-    def __iter__(self) -> Iterator[str]:
-        self._whole = True
-        return iter(self._of)
-
-    def __len__(self) -> int:
-        self._whole = True
-        return len(self._of)
-
-    def answers(self, other: Mapping[str, Any]) -> bool:
-        """Whether `other` would have answered alike."""
-        if self._whole:
-            return dict(self._of) == dict(other)
-        return all(other.get(key, self._NONE) == value for key, value in self._asked.items())
-
-
 class Prepared:
-    """Repacked weights, each once for all row counts and configurations whose `prepare` reads the same."""
+    """Repacked weights, shared by every row count that uses the same configuration; what several configurations pack alike is
+    there once.
+
+    What a kernel's `prepare` gives may follow from its weights, sizes and configuration, not from the rows.
+    """
 
     def __init__(self) -> None:
         self.bytes = 0
-        self._kept: dict[Hashable, list[tuple[tuple[Noted, ...], dict[str, Tensor]]]] = {}
+        self._kept: dict[tuple[Hashable, Hashable], dict[str, Tensor]] = {}
+        self._packed: dict[Hashable, list[Tensor]] = {}
 
-    def of(self, key: Hashable, make: Callable[..., Mapping[str, Tensor]], *given: Mapping) -> Mapping[str, Tensor]:
-        """What `make(*given)` leaves: kept from another call with `key` that read the same in what it was given."""
-        for notes, tensors in self._kept.setdefault(key, []):
-            if all(note.answers(one) for note, one in zip(notes, given, strict=True)):
-                return tensors
-        notes = tuple(Noted(dict(one)) for one in given)
-        tensors = dict(make(*notes))
-        self._kept[key].append((notes, tensors))
-        self.bytes += sum(tensor.nbytes for tensor in tensors.values())
-        return tensors
+    def of(self, weights: Hashable, config: Hashable, make: Callable[[], Mapping[str, Tensor]]) -> Mapping[str, Tensor]:
+        """What `make` gives of `weights` under `config`, made once."""
+        if (weights, config) not in self._kept:
+            self._kept[weights, config] = {name: self._once(weights, tensor) for name, tensor in make().items()}
+        return self._kept[weights, config]
+
+    def _once(self, weights: Hashable, tensor: Tensor) -> Tensor:
+        """`tensor`, or one of the same weights that is equal bit for bit."""
+        packed = self._packed.setdefault(weights, [])
+        for other in packed:
+            if _equal_bits(tensor, other):
+                return other
+        packed.append(tensor)
+        self.bytes += tensor.nbytes
+        return tensor
+
+
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def _equal_bits(one: Tensor, other: Tensor) -> bool:
+    if (one.shape, one.stride(), one.dtype) != (other.shape, other.stride(), other.dtype):
+        return False
+    words = _WORDS[one.element_size()]
+    return torch.equal(one.view(words), other.view(words))
 
 
 @dataclass(frozen=True)
@@ -139,8 +130,8 @@ class Executor:
         static = {name: found[name] for member in call.members for name in _statics(member)}
         if hasattr(module, "prepare"):
             weights = tuple(sorted((name, tensor.data_ptr()) for name, tensor in static.items()))
-            prepare = partial(module.prepare, self.context, named(static))
-            found |= self._prepared.of((call.op, call.kernel, weights), prepare, at, config)
+            prepare = partial(module.prepare, self.context, named(static), dict(at), config)
+            found |= self._prepared.of((call.op, weights), (call.kernel, tuple(sorted(config.items()))), prepare)
         found |= self._scratch(call, module, at, config)
         return partial(module.launch, self.context, named(found), at, config)
 

@@ -138,7 +138,7 @@ def test_the_table_of_faster_steps_is_drawn_from_what_is_kept_and_leaves_it_fres
     assert cli.run(["grid", "decide", "kimi_k3", "--hardware", "h200"]) == 0
     out = capsys.readouterr().out
     assert "faster up to 1 rows: TP8\n" in out
-    assert "nothing known of the smallest steps, so left to the stock path: TP16\n" in out
+    assert "the smallest steps have cells without a figure, so left to the stock path: TP16\n" in out
     assert {c["standing"] for c in shown(capsys)["cells"] if c["cell"] != "tp8-kda_moe-r8"} == {"measured"}
 
 

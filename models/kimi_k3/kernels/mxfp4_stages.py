@@ -20,7 +20,7 @@ import torch
 BLOCK_ROWS = 16
 CHUNK = 64
 CHUNK_WORDS = 136
-# Elements converted at a time, of one expert at least: temporaries take some ten bytes an element.
+# Elements converted at a time, of one expert at least: temporaries take several bytes an element.
 _AT_ONCE = 2**25
 
 

@@ -1,4 +1,4 @@
-"""What row counts share: repacked weights by what `prepare` reads, and nothing else."""
+"""What row counts and configurations share: repacked weights that are equal, and nothing else."""
 
 import tomllib
 from pathlib import Path
@@ -7,80 +7,88 @@ from types import SimpleNamespace
 import pytest
 import torch
 from fasttrack_models.kimi_k3.executor import Prepared
-from fasttrack_models.kimi_k3.kernels import moe_half
+from fasttrack_models.kimi_k3.kernels import experts, mla_query, moe_half
 
 ROOT = Path(moe_half.__file__).parents[1]
 
 
-def counted(reads):
-    """A `prepare` that leaves one float and counts its calls."""
-    calls = []
-
-    def make(axes, config):
-        calls.append(reads(axes, config))
-        return {"packed": torch.zeros(1)}
-
-    return make, calls
+def test_what_is_equal_bit_for_bit_is_there_once():
+    prepared, nan = Prepared(), torch.tensor([float("nan"), 0.0])
+    one = prepared.of("weights", "a", lambda: {"packed": nan.clone(), "rate": torch.ones(3)})
+    other = prepared.of("weights", "b", lambda: {"packed": nan.clone(), "rate": torch.zeros(3)})
+    assert other["packed"] is one["packed"] and other["rate"] is not one["rate"]
+    assert prepared.bytes == 8 + 12 + 12
+    assert prepared.of("weights", "a", lambda: pytest.fail("made once")) is one
 
 
 @pytest.mark.parametrize(
-    ("reads", "first", "second", "same"),
+    "other",
     [
-        (lambda axes, config: config["block"], ({}, {"block": 8, "stages": 2}), ({}, {"block": 8, "stages": 3}), True),
-        (lambda axes, config: config["block"], ({}, {"block": 8}), ({}, {"block": 16}), False),
-        (lambda axes, config: None, ({"rows": 1}, {"block": 8}), ({"rows": 2}, {}), True),
-        (lambda axes, config: axes["rows"], ({"rows": 1}, {}), ({"rows": 2}, {}), False),
-        # Asked for and not there is an answer too.
-        (lambda axes, config: config.get("block"), ({}, {}), ({}, {"block": 8}), False),
-        (lambda axes, config: config.get("block"), ({}, {"block": None}), ({}, {}), False),
-        (lambda axes, config: "block" in config, ({}, {"stages": 1}), ({}, {"stages": 2}), True),
-        (lambda axes, config: "block" in config, ({}, {}), ({}, {"block": 1}), False),
-        (lambda axes, config: {**config}, ({}, {"block": 8}), ({}, {"block": 8, "stages": 2}), False),
-        (lambda axes, config: dict(config), ({}, {"block": 8}), ({}, {"block": 8}), True),
-        (lambda axes, config: len(axes), ({"rows": 1}, {}), ({"rows": 1, "tp": 8}, {}), False),
+        torch.tensor([0.0, -0.0]), torch.tensor([0, 0], dtype=torch.int32), torch.zeros(1, 2), torch.zeros(4)[::2],
+        torch.zeros(2, dtype=torch.float64),
     ],
+    ids=["signs", "types", "shapes", "strides", "widths"],
 )  # fmt: skip
-def test_what_prepare_reads_tells_weights_apart(reads, first, second, same):
+def test_what_only_looks_alike_is_not_shared(other):
     prepared = Prepared()
-    make, calls = counted(reads)
-    found = [prepared.of("front", make, *given) for given in (first, second, first, second)]
-    assert len(calls) == (1 if same else 2)
-    assert (found[0] is found[1]) == same and found[2] is found[0] and found[3] is found[1]
-    assert prepared.bytes == 4 * len(calls)
+    one = prepared.of("weights", "a", lambda: {"packed": torch.zeros(2)})
+    assert prepared.of("weights", "b", lambda: {"packed": other})["packed"] is other is not one["packed"]
 
 
-def test_what_is_changed_after_the_call_changes_nothing_kept():
-    prepared, config = Prepared(), {"block": 8}
-    make, calls = counted(lambda axes, config: config["block"])
-    prepared.of("front", make, {}, config)
-    config["block"] = 16
-    prepared.of("front", make, {}, config)
-    assert calls == [8, 16]
-
-
-def test_weights_and_kernels_of_their_own_share_nothing():
+def test_equal_weights_of_two_places_stay_two():
+    """An engine may change one of them."""
     prepared = Prepared()
-    make, calls = counted(lambda axes, config: None)
-    for key in (("front", "a.py", 1), ("front", "b.py", 1), ("front", "a.py", 2), ("front", "a.py", 1)):
-        prepared.of(key, make, {}, {})
-    assert len(calls) == 3
+    places = [prepared.of(place, "a", lambda: {"packed": torch.zeros(2)}) for place in ("layer 1", "layer 2")]
+    assert places[0]["packed"] is not places[1]["packed"] and prepared.bytes == 16
+
+
+def dispatched(op):
+    return tomllib.loads((ROOT / f"dispatch/{op}.toml").read_text())["entry"]
+
+
+def packed(module, static, axes, configs):
+    """What each of the configurations is given, and the bytes of all of it."""
+    prepared = Prepared()
+    found = [
+        prepared.of("", tuple(sorted(config.items())), lambda config=config: module.prepare(None, static, axes, config))
+        for config in configs
+    ]
+    return found, prepared.bytes
+
+
+def mixture(channels=128, latent=moe_half.LATENT):
+    random = torch.Generator().manual_seed(1)
+    byte = lambda *shape: torch.randint(0, 250, shape, generator=random, dtype=torch.uint8)  # noqa: E731
+    return SimpleNamespace(
+        w13_packed=byte(1, 2 * channels, latent // 2), w13_scale=byte(1, 2 * channels, latent // 32),
+        w2_packed=byte(1, latent, channels // 2), w2_scale=byte(1, latent, channels // 32),
+        shared_down=torch.randn(32, 1024, generator=random).bfloat16(),
+        latent_up=torch.randn(32, latent, generator=random).bfloat16(),
+    )  # fmt: skip
 
 
 def test_every_row_count_of_the_mixture_shares_its_experts():
     """They are nine tenths of a layer: twice in memory, three layers at TP1 did not fit on a card."""
-    entries = tomllib.loads((ROOT / "dispatch/moe_half.toml").read_text())["entry"]
-    assert len({tuple(sorted(entry["config"].items())) for entry in entries}) > 1
-    channels, latent = 128, moe_half.LATENT
+    configs = [entry["config"] for entry in dispatched("moe_half")]
+    assert len({tuple(sorted(config.items())) for config in configs}) > 1
+    found, size = packed(moe_half, mixture(), {"channels": 128}, configs)
+    assert size == sum(tensor.nbytes for tensor in found[0].values())
+    assert all(one[name] is found[0][name] for one in found for name in one)
+
+
+def test_structures_of_the_experts_alone_share_them_too():
+    configs = [{"structure": structure, "num_stages": 2} for structure in ("resident", "spread")]
+    found, size = packed(experts, mixture(), {"channels": 128}, configs)
+    assert found[1]["stages13"] is found[0]["stages13"] and size == sum(tensor.nbytes for tensor in found[0].values())
+
+
+def test_tiles_that_differ_in_depth_of_the_pipeline_alone_are_shared():
+    config = next(entry["config"] for entry in dispatched("mla_query"))
     static = SimpleNamespace(
-        w13_packed=torch.zeros(1, 2 * channels, latent // 2, dtype=torch.uint8),
-        w13_scale=torch.zeros(1, 2 * channels, latent // 32, dtype=torch.uint8),
-        w2_packed=torch.zeros(1, latent, channels // 2, dtype=torch.uint8),
-        w2_scale=torch.zeros(1, latent, channels // 32, dtype=torch.uint8),
-        shared_down=torch.zeros(32, 1024, dtype=torch.bfloat16), latent_up=torch.zeros(32, latent, dtype=torch.bfloat16),
-    )  # fmt: skip
-    prepared = Prepared()
-    found = [
-        prepared.of("", lambda *given: moe_half.prepare(None, static, *given), {"rows": rows, "channels": channels}, config)
-        for entry in entries for rows in entry["rows"] for config in [entry["config"]]
-    ]  # fmt: skip
-    assert all(one is found[0] for one in found)
+        q_b=torch.randn(384, 256).bfloat16(), up_key=torch.randn(2, 128, 512).bfloat16()
+    )
+    configs = [config | {"num_stages": stages} for stages in (4, 6)]
+    found, _ = packed(mla_query, static, {}, configs)
+    assert all(found[1][name] is found[0][name] for name in found[0])
+    more, _ = packed(mla_query, static, {}, [config, config | {"block_k": 2 * config["block_k"]}])
+    assert more[1]["packed_q"] is not more[0]["packed_q"] and more[1]["packed_key"] is more[0]["packed_key"]

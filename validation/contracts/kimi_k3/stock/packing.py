@@ -28,7 +28,7 @@ LANES = 32
 # Where bits 0 to 3 (mantissa, exponent low, exponent high, sign) of the first to fourth element of a half lie.
 _PLACES = ((6, 7, 8, 15), (3, 4, 5, 12), (0, 1, 2, 9), (10, 11, 13, 14))
 
-# Elements converted at a time, of one expert at least: temporaries take some ten bytes an element.
+# Elements converted at a time, of one expert at least: temporaries take several bytes an element.
 _AT_ONCE = 2**25
 
 
