@@ -10,6 +10,7 @@ from multiprocessing.connection import Connection
 import torch
 
 from ...errors import UserError
+from .orphans import end_with
 from .pieces import Job, Pieces
 
 
@@ -33,13 +34,12 @@ def _full(story: str) -> tuple[str, str] | None:
 def main(descriptor: int, role: str, model: str, directory: str) -> None:
     """Answers "open", then any number of "run", until the connection closes: any number of ("did", piece, actions, all),
     then ("ok",), ("wrong", what, how) or ("error", text)."""
+    end_with(os.getppid())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for who started this process
     torch.set_num_threads(1)
-    parent, pipe, pieces, lock = os.getppid(), Connection(descriptor), None, threading.Lock()
+    pipe, pieces, lock = Connection(descriptor), None, threading.Lock()
 
     def say(piece: str, done: int, of: int) -> None:
-        if os.getppid() != parent:
-            os._exit(1)  # nobody reads any more; what is written down is whole
         with lock:  # oracles of ops run in threads
             pipe.send(("did", piece, done, of))
 

@@ -3,9 +3,7 @@
 The plain path goes page by page and row by row, which for a million tokens is a hundred thousand small steps a row.
 """
 
-import ctypes
 import os
-import signal
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -13,11 +11,11 @@ from multiprocessing import get_context
 import torch
 from torch import Tensor
 
+from .orphans import end_with
 from .tokens import ORACLE, STOCK
 
 ALONE = 2**18
 """Tokens up to which one process has done before others have begun"""
-_PR_SET_PDEATHSIG = 1
 PROCESSES = 8
 """Each has the context and, for a moment, twice as much: 4 GB of a million tokens"""
 
@@ -43,11 +41,8 @@ def contexts(tp: int, context: int, seed: int, replicas: int) -> dict[str, Tenso
 
 
 def _begin(parent: int) -> None:
-    """A process of its own ends with who started it, by whatever signal that was, and has one thread: the sums of equal rows do not
-    depend on how many there are."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
+    """A process of its own has one thread: the sums of equal rows do not depend on how many there are."""
+    end_with(parent)
     torch.set_num_threads(1)
 
 

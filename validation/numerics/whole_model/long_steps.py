@@ -1,23 +1,25 @@
 """Recurrences over many steps, side by side, in blocks: on a GPU, where a step is a handful of small launches, replayed from graphs.
 
-Every `KEPT_EVERY` steps all that is needed to go on is written down; a run that goes on leaves the same bits.
+Every `KEPT_EVERY` steps, and behind the last, all that is needed to go on is written down; a run that goes on leaves the same bits.
 """
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path as File
 from typing import Any, Protocol
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from ...contracts.base import Workload
+from ...records import digest_files
+from .lines import writing
 
 BLOCK = 50
 KEPT_EVERY = 5000
-"""Steps: a stop costs fewer"""
+"""Steps"""
 
 
 class Path(Protocol):
@@ -141,12 +143,14 @@ def states(
         if step in marks:
             found[step] = {name: (one.path.state.cpu().clone(), one.out.cpu().clone()) for name, one in each.items()}
 
-    if kept is not None and kept.exists():
+    if kept is not None and (written := _written_down(kept, each)) is not None:
         if graphs:
             eagerly(0)  # graphs are captured behind a first call, here as ever
-        done, found = _taken_up(kept, each)
+        done, held, found = written
+        for name, one in each.items():
+            one.hold(held[name])
     buffer = drift.block(0, BLOCK)
-    for number in range(done // BLOCK, -(-steps // BLOCK)):
+    for number in range(-(-done // BLOCK), -(-steps // BLOCK)):
         if number == 0 or not graphs:
             eagerly(number, number * BLOCK)
         else:
@@ -157,7 +161,7 @@ def states(
                 one.join()
             keep((number + 1) * BLOCK)
         done = min((number + 1) * BLOCK, steps)
-        if kept is not None and done % KEPT_EVERY == 0:
+        if kept is not None and (done % KEPT_EVERY == 0 or done == steps):
             _write_down(kept, done, each, found)
         say(done)
     return found
@@ -172,19 +176,29 @@ def _write_down(file: File, done: int, each: Mapping[str, _Moved], found: Found)
         for name, pair in by_path.items():
             tensors |= {f"{step}/{name}/{what}": tensor for what, tensor in zip((_STATE, _OUT), pair, strict=True)}
     file.parent.mkdir(parents=True, exist_ok=True)
+    tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
     temporary = file.with_name(file.name + ".new")
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary, {"steps": str(done)})
-    os.replace(temporary, file)
+    with writing(file):
+        save_file(tensors, temporary, {"steps": str(done), "tensors": _digest(tensors)})
+        os.replace(temporary, file)
 
 
-def _taken_up(file: File, each: Mapping[str, _Moved]) -> tuple[int, Found]:
-    """Steps that are done, and what was found on the way."""
-    with safe_open(file, "pt") as opened:
-        done, tensors = int(opened.metadata()["steps"]), {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-    for name, one in each.items():
-        one.hold({what: tensors[f"{_HELD}/{name}/{what}"] for what in ("window", "state")})
-    steps = {int(name.partition("/")[0]) for name in tensors if not name.startswith(_HELD)}
-    return done, {
-        step: {name: (tensors[f"{step}/{name}/{_STATE}"], tensors[f"{step}/{name}/{_OUT}"]) for name in each}
-        for step in sorted(steps)
+def _written_down(file: File, paths: Iterable[str]) -> tuple[int, dict[str, dict[str, Tensor]], Found] | None:
+    """Steps that are done, what each path goes on from, and what was found on the way. None where nothing whole is there."""
+    try:
+        with safe_open(file, "pt") as opened:
+            said, tensors = opened.metadata(), {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError):
+        return None
+    if said["tensors"] != _digest(tensors):
+        return None  # steps that run again cost time; wrong ones, the verdict
+    steps = sorted({int(name.partition("/")[0]) for name in tensors if not name.startswith(_HELD)})
+    held = {name: {what: tensors[f"{_HELD}/{name}/{what}"] for what in ("window", "state")} for name in paths}
+    found = {
+        step: {name: (tensors[f"{step}/{name}/{_STATE}"], tensors[f"{step}/{name}/{_OUT}"]) for name in paths} for step in steps
     }  # fmt: skip
+    return int(said["steps"]), held, found
+
+
+def _digest(tensors: Mapping[str, Tensor]) -> str:
+    return digest_files({name: tensor.view(torch.uint8).numpy().tobytes() for name, tensor in tensors.items()})

@@ -99,7 +99,7 @@ class Pieces:
         if (self._job.out / OP).exists():
             return
         of, settings = self._paths.architecture, self._settings
-        with self._growing(OP) as kept:
+        with self._growing(OP, op_rung.Exam) as kept:
             for tp in settings.tps:
                 with ExitStack() as stack:
                     run = self._op_runner(stack, tp)
@@ -107,11 +107,11 @@ class Pieces:
             exams = {exam.key: exam for exam in map(op_rung.Exam.model_validate_json, kept.lines)}
         in_order = [exams[key] for key in op_rung.keys(of, settings.tps)]
         write_lines(self._job.out / OP, in_order, self._job.subject)
-        kept.file.unlink()
+        kept.file.unlink(missing_ok=True)
 
-    def _growing(self, name: str) -> Lines:
+    def _growing(self, name: str, record: type[Frozen]) -> Lines:
         """What becomes the file `name`, as far as it is there."""
-        return Lines((self._job.out / name).with_suffix(""), self._job.subject.digest())
+        return Lines((self._job.out / name).with_suffix(""), self._job.subject.digest(), record)
 
     def _op_runner(self, stack: ExitStack, tp: int) -> op_rung.Run:
         if self._specialised:
@@ -131,17 +131,17 @@ class Pieces:
         out, settings = self._job.out, self._settings
         if (out / LONG).exists():
             return
-        states = out / f"{LONG_PIECE}.states"
+        states = out / "long.states"
         with ExitStack() as stack:
             if self._specialised:
                 arm = stack.enter_context(self._arm(settings.main_tp))
                 sections = long_sections.on_a_gpu(settings, arm, lambda step: say(LONG_PIECE, step, 0), states)
             else:
                 sections = long_sections.plain(settings, self._fault(), lambda step: say(LONG_PIECE, step, 0), states)
-            kept = stack.enter_context(self._growing(LONG))
+            kept = stack.enter_context(self._growing(LONG, long_sections.Section))
             points = long_sections.kept_or_computed(sections, kept)
         write_lines(out / LONG, points, self._job.subject)
-        kept.file.unlink()
+        kept.file.unlink(missing_ok=True)
         shutil.rmtree(states, ignore_errors=True)
 
     def _fault(self) -> Any:

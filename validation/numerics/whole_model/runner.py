@@ -13,7 +13,7 @@ from torch import Tensor
 from ...errors import UserError
 from ...records import canonical_json
 from . import tokens as kept
-from .lines import Lines
+from .lines import Lines, writing
 from .scenario import ORACLES, PADDING, Action, Actions, Kind, Unit
 from .tokens import CANDIDATE, ORACLE, End, Header, Step, Token
 
@@ -86,9 +86,8 @@ class UnitRun:
             path.begin(self.unit.requests, self.unit.max_tokens, self.unit.width)
         with self.journal:
             self._run(actions)
-        kept.compress(self._file, finished.with_suffix(".new"))
-        os.replace(finished.with_suffix(".new"), finished)
-        self._file.unlink()
+        kept.compress(self._file, finished)
+        self._file.unlink(missing_ok=True)
         shutil.rmtree(self._states, ignore_errors=True)
         return finished
 
@@ -194,10 +193,11 @@ class UnitRun:
     def _snapshot(self, actions: int) -> None:
         fresh = self._states.with_suffix(".new")
         shutil.rmtree(fresh, ignore_errors=True)
-        fresh.mkdir(parents=True)
-        for name, path in self.paths.items():
-            path.save(fresh / f"{name}.safetensors")
-        (fresh / "actions.json").write_text(canonical_json({"actions": actions}))
+        with writing(fresh):
+            fresh.mkdir(parents=True)
+            for name, path in self.paths.items():
+                path.save(fresh / f"{name}.safetensors")
+            (fresh / "actions.json").write_text(canonical_json({"actions": actions}))
         shutil.rmtree(self._states, ignore_errors=True)
         os.replace(fresh, self._states)
 

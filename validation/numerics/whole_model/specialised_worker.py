@@ -3,6 +3,7 @@
 It never holds the oracle. Without a GPU it is started with TRITON_INTERPRET=1.
 """
 
+import os
 import traceback
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
@@ -21,12 +22,14 @@ from ...contracts.kimi_k3.step.state import PADDING, Batch
 from ...performance.arm import packed
 from ...performance.directory import load
 from . import cards, long_steps
+from .orphans import end_with
 from .simulated_ranks import Group, launch_op, resize
 from .specialised import received
 
 
 def main(descriptor: int, role: str, model: str, directory: str) -> None:
     """Answers commands on a connection until it closes: ("ok", value) or ("error", text) for each."""
+    end_with(os.getppid())
     torch.set_num_threads(1)
     worker, pipe = Worker(Path(directory)), Connection(descriptor)
     while True:

@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import shutil
 import threading
 from collections import deque
 from collections.abc import Iterator
@@ -35,6 +36,7 @@ class Stage:
     def _run(self, say: Say) -> StageVerdict:
         out = self.job.out
         _claim(out, self.job.subject)
+        _tidy(out)
         lanes = [(benches, deque(pieces)) for benches, pieces in self._lanes() if pieces]
         failures: list[Exception] = []
         with ThreadPoolExecutor(sum(benches for benches, _ in lanes) or 1) as pool:
@@ -104,6 +106,13 @@ def _alone(out: Path) -> Iterator[None]:
         yield
     finally:
         os.close(directory)
+
+
+def _tidy(out: Path) -> None:
+    """Removes what pieces were gone on with whose records are whole: a stop came in between."""
+    for finished in out.glob("*.jsonl.gz"):
+        finished.with_suffix("").unlink(missing_ok=True)
+        shutil.rmtree(out / finished.name.replace(".jsonl.gz", ".states"), ignore_errors=True)
 
 
 def _claim(out: Path, subject: Subject) -> None:

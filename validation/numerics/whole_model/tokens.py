@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from ...errors import UserError
 from ...records import Frozen
+from .lines import replace_file
 
 ORACLE, STOCK, CANDIDATE = "oracle", "stock", "candidate"
 
@@ -114,7 +115,7 @@ def _lines(file: Path) -> Iterator[str]:
 
 def compress(source: Path, target: Path) -> None:
     """The same lines, compressed, with no time in it: equal records give equal bytes."""
-    target.write_bytes(gzip.compress(source.read_bytes(), 9, mtime=0))
+    replace_file(target, gzip.compress(source.read_bytes(), 9, mtime=0))
 
 
 def units(directory: Path) -> Iterable[Path]:

@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import os
 import tomllib
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -13,6 +12,7 @@ from ...errors import UserError
 from ...records import Frozen, canonical_json, digest_files, sha256
 from . import findings, long_rung, op_rung, table, tokens
 from .checks import Result, RungVerdict
+from .lines import replace_file
 from .plan import Settings, works
 from .scenario import RungName
 from .tokens import CANDIDATE, ORACLE
@@ -233,7 +233,7 @@ def write_lines(file: Path, records: list[Frozen], subject: Subject) -> None:
     """What is kept of a rung that has no units, behind a line that says what it is about."""
     head = canonical_json({"records": len(records), "subject": subject.digest()})
     text = "".join(f"{line}\n" for line in (head, *(record.canonical_json() for record in records)))
-    _write_bytes(file, gzip.compress(text.encode(), 9, mtime=0))
+    replace_file(file, gzip.compress(text.encode(), 9, mtime=0))
 
 
 def read_lines(file: Path, subject: Subject) -> list[Mapping[str, Any]]:
@@ -253,10 +253,4 @@ def read_lines(file: Path, subject: Subject) -> list[Mapping[str, Any]]:
 
 
 def write(file: Path, text: str) -> None:
-    _write_bytes(file, text.encode())
-
-
-def _write_bytes(file: Path, data: bytes) -> None:
-    temporary = file.with_name(file.name + ".new")
-    temporary.write_bytes(data)
-    os.replace(temporary, file)
+    replace_file(file, text.encode())

@@ -2,6 +2,11 @@
 
 import gzip
 import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,8 +14,8 @@ from fasttrack_validation.contracts.kimi_k3.architecture import Architecture
 from fasttrack_validation.contracts.kimi_k3.numerics import long_state, material
 from fasttrack_validation.contracts.kimi_k3.numerics.weights import WeightsOf
 from fasttrack_validation.errors import UserError
-from fasttrack_validation.numerics.whole_model import long_sections, long_steps, op_rung
-from fasttrack_validation.numerics.whole_model.lines import Lines
+from fasttrack_validation.numerics.whole_model import long_sections, long_steps, op_rung, stage
+from fasttrack_validation.numerics.whole_model.lines import Lines, writing
 from fasttrack_validation.numerics.whole_model.long_rung import Point
 from fasttrack_validation.numerics.whole_model.pieces import Job, Pieces
 from fasttrack_validation.numerics.whole_model.plan import Settings
@@ -39,18 +44,51 @@ def test_what_a_stop_cut_off_is_written_again(tmp_path, cut):
     assert file.read_text() == '{"of":1}\n{"n":1}\n{"n":2}\n'
 
 
-@pytest.mark.parametrize("data", [b'{"of":1}\nno json\n', b'{"of":1}\n\xff\n'], ids=["no json", "no text"])
+@pytest.mark.parametrize(
+    "data",
+    [b'{"of":1}\nno json\n', b'{"of":1}\n\xff\n', b'{"of":1}\n{}\n', b'{"of":1}\nnull\n', b"\0\0\0\0\n", b"\n"],
+    ids=["no json", "no text", "another record", "nothing", "no first line", "an empty one"],
+)
 def test_lines_that_nobody_wrote_are_damage(tmp_path, data):
     (tmp_path / "a.jsonl").write_bytes(data)
     with pytest.raises(UserError, match="a.jsonl is damaged"):
-        Lines(tmp_path / "a.jsonl", '{"of":1}')
+        Lines(tmp_path / "a.jsonl", '{"of":1}', Point)
 
 
 def test_lines_about_something_else_are_refused(tmp_path):
-    with Lines(tmp_path / "a.jsonl", '{"of":1}'):
+    for first, other in (('{"of":1}', '{"of":2}'), ("a" * 64, "b" * 64)):
+        with Lines(tmp_path / "a.jsonl", first):
+            pass
+        with pytest.raises(UserError, match="another checkpoint"):
+            Lines(tmp_path / "a.jsonl", other)
+        (tmp_path / "a.jsonl").unlink()
+
+
+def test_every_line_is_on_disk_before_it_counts(tmp_path, monkeypatch):
+    synced, fsync = [], os.fsync
+    monkeypatch.setattr(os, "fsync", lambda handle: (synced.append((tmp_path / "a.jsonl").read_text()), fsync(handle)))
+    with Lines(tmp_path / "a.jsonl", "{}") as lines:
+        lines.append('{"n":1}')
+        assert synced[-1] == '{}\n{"n":1}\n' and synced[0] == "{}\n"
+    before = (tmp_path / "a.jsonl").stat().st_ino
+    with Lines(tmp_path / "a.jsonl", "{}"):
         pass
-    with pytest.raises(UserError, match="another checkpoint"):
-        Lines(tmp_path / "a.jsonl", '{"of":2}')
+    assert (tmp_path / "a.jsonl").stat().st_ino == before, "what is on disk stays there"
+
+
+def test_a_full_disk_is_told_with_the_file(tmp_path):
+    if not Path("/dev/full").exists():
+        pytest.skip("needs /dev/full")
+    lines = Lines(tmp_path / "a.jsonl", "{}")
+    with lines:
+        lines._handle.close()
+        lines._handle = open("/dev/full", "wb", buffering=0)
+        with pytest.raises(OSError, match=r"No space left on device: '.*a.jsonl'"):
+            lines.append("{}")
+    assert lines.lines == []
+    for said in ("I/O error: No space left on device (os error 28)", "out of paper"):
+        with pytest.raises(Exception, match="b.safetensors" if "space" in said else "out of paper"), writing(Path("b.safetensors")):
+            raise RuntimeError(said)
 
 
 # Many steps
@@ -84,7 +122,7 @@ def until(step):
     return say
 
 
-@pytest.mark.parametrize(("stopped", "again"), [(50, 230), (100, 130), (200, 30), (230, 30)])
+@pytest.mark.parametrize(("stopped", "again"), [(50, 230), (100, 130), (200, 30), (230, 0)])
 def test_steps_go_on_where_they_were_written_down(tmp_path, monkeypatch, stopped, again):
     monkeypatch.setattr(long_steps, "KEPT_EVERY", 100)
     drift, paths = recurrences()
@@ -102,6 +140,19 @@ def test_steps_go_on_where_they_were_written_down(tmp_path, monkeypatch, stopped
             assert all(torch.equal(*pair) for pair in zip(found[mark][name], whole[mark][name], strict=True))
 
 
+@pytest.mark.parametrize("damage", [lambda data: data[:99], lambda data: b"", lambda data: data[:-4096] + bytes(4096)])
+def test_what_is_no_longer_as_it_was_written_down_is_not_taken_up(tmp_path, monkeypatch, damage):
+    monkeypatch.setattr(long_steps, "KEPT_EVERY", 100)
+    file = tmp_path / "a.safetensors"
+    drift, paths = recurrences()
+    whole = long_steps.states(drift, paths, STEPS, MARKS, file)
+    file.write_bytes(damage(file.read_bytes()))
+    drift, paths = recurrences()
+    found = long_steps.states(drift, paths, STEPS, MARKS, file)
+    assert {path.steps for path in paths.values()} == {STEPS}
+    assert all(torch.equal(*pair) for pair in zip(found[STEPS]["stock"], whole[STEPS]["stock"], strict=True))
+
+
 def test_a_state_that_is_not_taken_up_shows(tmp_path, monkeypatch):
     """The inverse: with the state left as it was at first, what comes out differs."""
     monkeypatch.setattr(long_steps, "KEPT_EVERY", 100)
@@ -109,7 +160,9 @@ def test_a_state_that_is_not_taken_up_shows(tmp_path, monkeypatch):
     whole = long_steps.states(drift, paths, STEPS, MARKS, tmp_path / "a.safetensors")
     monkeypatch.setattr(long_steps._Moved, "hold", lambda self, held: None)
     drift, paths = recurrences()
-    found = long_steps.states(drift, paths, STEPS, MARKS, tmp_path / "a.safetensors")
+    with pytest.raises(Stop):
+        long_steps.states(drift, paths, STEPS, MARKS, tmp_path / "b.safetensors", until(100))
+    found = long_steps.states(drift, recurrences()[1], STEPS, MARKS, tmp_path / "b.safetensors")
     assert not torch.equal(found[STEPS]["stock"][0], whole[STEPS]["stock"][0])
 
 
@@ -218,3 +271,43 @@ def test_sections_of_the_long_rung_are_computed_once(tmp_path, monkeypatch):
     lines = gzip.decompress((tmp_path / "parts/long.jsonl.gz").read_bytes()).splitlines()
     points = [Point.model_validate_json(line) for line in lines[1:]]
     assert [p.what for p in points[:4]] == ["state", "output"] * 2 and points[-1].what == "context of 320"
+
+
+def test_what_a_finished_piece_was_gone_on_with_is_removed(tmp_path):
+    for name in ("op", "long", "greedy-tp1-free"):
+        (tmp_path / f"{name}.jsonl").write_text("{}\n")
+        (tmp_path / f"{name}.states").mkdir()
+        (tmp_path / f"{name}.states/a.safetensors").touch()
+    (tmp_path / "op.jsonl.gz").touch()
+    (tmp_path / "long.jsonl.gz").touch()
+    stage._tidy(tmp_path)
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["greedy-tp1-free.jsonl", "greedy-tp1-free.states", "long.jsonl.gz", "op.jsonl.gz"]
+
+
+# Processes
+
+CHILD = """
+import os, sys, time
+from fasttrack_validation.numerics.whole_model.orphans import end_with
+end_with(os.getppid())
+print(os.getpid(), flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_process_is_killed_with_who_started_it():
+    """By SIGKILL, of which no handler knows, and although it looks at nothing."""
+    parent = subprocess.Popen(
+        [sys.executable, "-c", f"import subprocess, sys; subprocess.run([sys.executable, '-c', {CHILD!r}])"],
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    child = int(parent.stdout.readline())
+    parent.kill()
+    parent.wait()
+    for _ in range(300):
+        state = Path(f"/proc/{child}/stat")
+        if not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z":
+            return
+        time.sleep(0.1)
+    pytest.fail("it lives on")
