@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from ...errors import UserError

@@ -187,10 +187,10 @@ def _written_down(file: File, paths: Iterable[str]) -> tuple[int, dict[str, dict
     """Steps that are done, what each path goes on from, and what was found on the way. None where nothing whole is there."""
     try:
         with safe_open(file, "pt") as opened:
-            said, tensors = opened.metadata(), {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+            said, tensors = opened.metadata() or {}, {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
     except (OSError, SafetensorError):
         return None
-    if said["tensors"] != _digest(tensors):
+    if said.get("tensors") != _digest(tensors):
         return None  # steps that run again cost time; wrong ones, the verdict
     steps = sorted({int(name.partition("/")[0]) for name in tensors if not name.startswith(_HELD)})
     held = {name: {what: tensors[f"{_HELD}/{name}/{what}"] for what in ("window", "state")} for name in paths}

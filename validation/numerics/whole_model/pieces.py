@@ -13,7 +13,7 @@ from ...contracts.kimi_k3.numerics.weights import WeightsOf
 from ...records import Frozen
 from . import long_sections, op_rung
 from .lines import Lines
-from .plan import Material, Settings, Work, works
+from .plan import Material, Work, works
 from .runner import UnitRun
 from .scenario import Action
 from .tokens import CANDIDATE, ORACLE, STOCK, Header
