@@ -15,6 +15,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 
+from fasttrack_validation.durable import sync_directory
 from fasttrack_validation.errors import UserError
 from fasttrack_validation.judge.candidate import Candidate
 from fasttrack_validation.judge.verdict import Verdict
@@ -22,7 +23,7 @@ from fasttrack_validation.records import Frozen
 
 from .agents.protocol import Proposal
 from .agents.settings import ChatSettings
-from .storage import AppendOnly, sync_directory, write_file, writing
+from .storage import AppendOnly, write_file, writing
 
 
 class Request(Frozen):

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
+from fasttrack_validation.durable import GrowingFile, replace_file
 from fasttrack_validation.errors import UserError
 from fasttrack_validation.records import sha256
 
@@ -61,19 +62,9 @@ def writing(path: Path) -> Iterator[None]:
 
 def write_file(path: Path, data: bytes) -> None:
     """Replaces `path` by `data`, durably: after a crash the file has its old content or all of the new one."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with open(temporary, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
-        sync_directory(path.parent)
+        replace_file(path, data, path.with_name(f".{path.name}.{os.getpid()}"))
 
 
 def write_inside(root: Path, name: str, data: bytes) -> Path:
@@ -91,15 +82,6 @@ def write_inside(root: Path, name: str, data: bytes) -> Path:
     return path
 
 
-def sync_directory(path: Path) -> None:
-    """Makes renames and creations in `path` durable."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 class AppendOnly:
     """A file of lines that only grows. A line is in it whole and durable, or not at all."""
 
@@ -107,32 +89,16 @@ class AppendOnly:
         """Opens or creates `path`. An unfinished last line, left by a crash, is cut off and counted in `torn`."""
         self.path = path
         with writing(path):
-            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            data = path.read_bytes()
-            whole = data[: data.rfind(b"\n") + 1]
-            self.torn = len(data) - len(whole)
-            if self.torn:
-                os.ftruncate(self._descriptor, len(whole))
-                os.fsync(self._descriptor)
-            self._size = len(whole)
-            sync_directory(path.parent)
-        self.lines = whole.decode("utf-8", errors="replace").split("\n")[:-1]
+            self._file = GrowingFile(path, 0o600)
+        self.torn = self._file.torn
+        self.lines = [line.decode("utf-8", errors="replace") for line in self._file.held]
 
     def append(self, line: str) -> None:
         """Adds one line. On a failed write the file is cut back to what it was, and a UserError raised."""
-        data = line.encode() + b"\n"
         with writing(self.path):
-            try:
-                written = 0
-                while written < len(data):
-                    written += os.pwrite(self._descriptor, data[written:], self._size + written)
-                os.fsync(self._descriptor)
-            except OSError:
-                os.ftruncate(self._descriptor, self._size)
-                raise
-        self._size += len(data)
+            self._file.append(line)
         self.lines.append(line)
 
     def close(self) -> None:
         """Closes the file."""
-        os.close(self._descriptor)
+        self._file.close()

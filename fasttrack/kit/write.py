@@ -16,11 +16,12 @@ import jinja2
 
 from fasttrack_validation import digests, strict
 from fasttrack_validation.contracts.grid import CellSpec, Span
+from fasttrack_validation.durable import sync_directory
 from fasttrack_validation.errors import UserError
 from fasttrack_validation.performance.hardware import datasheet
 from fasttrack_validation.performance.serving_grid import ServingGrid, serving_grid
 
-from .. import model_dir, services, storage
+from .. import model_dir, services
 from ..grid import Grid, Standing
 from ..model_dir import ModelDirectory
 from ..server_grid import subject
@@ -117,7 +118,7 @@ def write(
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
-    storage.sync_directory(out.parent)
+    sync_directory(out.parent)
     return kit
 
 

@@ -1,4 +1,4 @@
-"""The launches of a layer's first half under test: recorded, compiled, run on a CPU or a GPU against their contract."""
+"""Launches for a part of a layer under test, its first half or its mixture: recorded, compiled, run on a CPU or a GPU against their contract."""
 
 import importlib.util
 import multiprocessing

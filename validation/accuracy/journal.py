@@ -16,6 +16,7 @@ from typing import Literal, Self
 from pydantic import ValidationError
 
 from ..errors import UserError
+from ..durable import GrowingFile
 from ..records import Frozen
 from .answers import Answer
 from .generation import Counters
@@ -136,35 +137,25 @@ def total(sessions: list[Session]) -> Counters:
 
 
 class _Lines:
-    """A file of lines that only grows. What a crash left of a last line is cut off."""
+    """A growing file, with its lines; what cannot be written is the user's to make room for."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         try:
-            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            data = path.read_bytes()
-            whole = data[: data.rfind(b"\n") + 1]
-            if len(whole) < len(data):
-                os.ftruncate(self._file, len(whole))
-            self._size = len(whole)
+            self._file = GrowingFile(path, 0o600)
         except OSError as error:
             raise _unwritable(path, error) from error
-        self.held = whole.decode("utf-8", "replace").split("\n")[:-1]
+        self.held = [line.decode("utf-8", "replace") for line in self._file.held]
 
     def append(self, line: str) -> None:
-        data, written = line.encode() + b"\n", 0
         try:
-            while written < len(data):
-                written += os.pwrite(self._file, data[written:], self._size + written)
-            os.fsync(self._file)
+            self._file.append(line)
         except OSError as error:
-            os.ftruncate(self._file, self._size)
             raise _unwritable(self._path, error) from error
-        self._size += len(data)
         self.held.append(line)
 
     def close(self) -> None:
-        os.close(self._file)
+        self._file.close()
 
 
 def _read(kind: type[Frozen], line: str, path: Path, number: int):

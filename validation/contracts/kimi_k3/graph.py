@@ -107,6 +107,15 @@ class OpGraph:
         return tuple(pair for found in readers.values() for pair in zip(found, found[1:], strict=False))
 
     @cached_property
+    def readers(self) -> Mapping[str, tuple[tuple[str, Via], ...]]:
+        """Value -> who reads it, and how."""
+        found: dict[str, list[tuple[str, Via]]] = {}
+        for node in self.nodes.values():
+            for source in node.sources:
+                found.setdefault(source.value, []).append((node.name, source.via))
+        return {value: tuple(readers) for value, readers in found.items()}
+
+    @cached_property
     def edges(self) -> tuple[Edge, ...]:
         """Every edge inside this graph. A rank's own share that only others read is no edge: it crosses ranks."""
         return tuple(

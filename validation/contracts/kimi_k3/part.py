@@ -156,13 +156,11 @@ def _inside(nodes: Sequence[Node], index: int) -> dict[str, tuple[int, str]]:
 def _leaving(graph: OpGraph, nodes: Sequence[Node], node: Node) -> set[str]:
     """Tensors that the node writes for somebody outside of the part, other ranks included, or to stay."""
     names = {other.name for other in nodes}
-    read = {
-        source.value
-        for other in graph.nodes.values()
-        for source in other.sources
-        if other.name not in names or source.via not in _LOCAL
-    }
-    return {tensor for tensor, value in node.writes.items() if value in read or value in graph.results}
+    return {
+        tensor for tensor, value in node.writes.items()
+        if value in graph.results
+        or any(name not in names or via not in _LOCAL for name, via in graph.readers.get(value, ()))
+    }  # fmt: skip
 
 
 def members_of(graph: OpGraph, nodes: Sequence[Node], ops: Mapping[str, OpContract]) -> Iterator[Member]:

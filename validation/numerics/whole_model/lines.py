@@ -11,6 +11,7 @@ from types import TracebackType
 
 from pydantic import ValidationError
 
+from ... import durable
 from ...errors import UserError
 from ...records import Frozen
 
@@ -23,47 +24,40 @@ class Lines:
     def __init__(self, file: Path, first: str, record: type[Frozen] | None = None) -> None:
         """`record`: what each line is. UserError where `file` is damaged, or about something else."""
         self.file, self._first, self._record = file, first, record
-        self.lines, self._size = self._existing()
-        """Those that are there, without the first; bytes of all that is whole"""
+        self.lines = self._existing()
+        """Those that are there, without the first"""
 
     def __enter__(self) -> "Lines":
         with writing(self.file):
-            fresh = not self._size
-            # In place: a copy that takes its place would have to come to disk first.
-            self._handle = self.file.open("ab")
-            self._handle.truncate(self._size)
-            if fresh:
-                self._write(self._first)
-                sync_directory(self.file.parent)
+            self._growing = durable.GrowingFile(self.file)
+            if not self._growing.held:
+                self._growing.append(self._first)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:  # fmt: skip
-        self._handle.close()
+        self._growing.close()
 
     def append(self, line: str) -> None:
         """One more line, which outlives this process and the machine's power."""
         with writing(self.file):
-            self._write(line)
+            self._growing.append(line)
         self.lines.append(line)
 
-    def _write(self, line: str) -> None:
-        self._handle.write(line.encode() + b"\n")
-        self._handle.flush()
-        os.fsync(self._handle.fileno())
-
-    def _existing(self) -> tuple[list[str], int]:
+    def _existing(self) -> list[str]:
         if not self.file.exists():
-            return [], 0
-        data = self.file.read_bytes()
-        whole = data[: data.rfind(b"\n") + 1]
+            return []
         try:
-            first, *lines = whole.decode("utf-8").splitlines() or [self._first]
+            # The last one has no end: nothing, or what a stop cut off.
+            first, *lines = [line.decode() for line in self.file.read_bytes().split(b"\n")[:-1]] or [self._first]
             if first != self._first and not _DIGEST.fullmatch(first):
                 json.loads(first)
             for line in lines:
-                self._record.model_validate_json(line) if self._record else dict(json.loads(line))
+                if self._record:
+                    self._record.model_validate_json(line)
+                else:
+                    dict(json.loads(line))
         except (ValueError, TypeError, ValidationError) as error:
             raise UserError(f"{self.file} is damaged", "remove the file: what it is about begins anew") from error
         if first != self._first:
@@ -71,19 +65,13 @@ class Lines:
                 f"{self.file} holds records of another checkpoint, path or setting",
                 "give another --out, or start over with --fresh",
             )
-        return lines, len(whole)
+        return lines
 
 
 def replace_file(file: Path, data: bytes) -> None:
     """`file` becomes `data`: after a crash it has its old content or all of the new one."""
-    temporary = file.with_name(file.name + ".new")
     with writing(file):
-        with temporary.open("wb") as handle:
-            handle.write(data)
-            handle.flush()
-            os.fsync(handle.fileno())
-        os.replace(temporary, file)
-        sync_directory(file.parent)
+        durable.replace_file(file, data, file.with_name(file.name + ".new"))
 
 
 @contextmanager
@@ -96,11 +84,3 @@ def writing(file: Path) -> Iterator[None]:
             raise
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(file)) from error
 
-
-def sync_directory(directory: Path) -> None:
-    """Names of new files outlive the machine's power as well."""
-    handle = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
