@@ -21,7 +21,7 @@ NORM_EPS = 1e-5
 
 
 def scratch(axes, config):
-    """Those of the experts, ids [rows, k] int32 and weights [rows, k] fp32; ready [experts] int32 where they are spread; with
+    """Those of the experts, ids [rows, k] int32 and weights [rows, k] fp32; ready [experts] int32 where they flow; with
     the layer's end normed [rows, L] bf16."""
     chosen = (axes["rows"], TOP)
     shapes = {
@@ -29,7 +29,7 @@ def scratch(axes, config):
         "ids": (chosen, torch.int32),
         "weights": (chosen, torch.float32),
     }
-    if experts_cuda.spreads(axes, config):
+    if experts_cuda.flows(axes, config):
         shapes["ready"] = ((min(EXPERTS, axes["rows"] * TOP),), torch.int32)
     if "columns" in axes:
         shapes["normed"] = ((axes["rows"], LATENT), torch.bfloat16)

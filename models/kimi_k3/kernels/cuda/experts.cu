@@ -3,7 +3,7 @@
 // way while the choice is made, and while it is computed the first weights of the chosen experts come as far as the L2. With
 // UP the layer's end comes behind a last barrier, where ranks exchange: see latent_up.cuh.
 //
-// Constants from the host: EXPERTS, TOP, LATENT, CHANNELS (of this rank), MOST_ROWS, STAGES of a warp's ring, SPREAD,
+// Constants from the host: EXPERTS, TOP, LATENT, CHANNELS (of this rank), MOST_ROWS, STAGES of a warp's ring, SPREAD, FLOWS,
 // BLOCKS of the grid, ROUTE, SHARED, HIDDEN, SHARED_CHANNELS, UP with what latent_up.cuh takes,
 // SITU_BETA, SITU_LINEAR_BETA, ROUTED_SCALING, SHARED_BYTES of shared memory.
 //
@@ -17,8 +17,8 @@
 // others go on; of w13 it leaves SiTU in bfloat16 times 2^96. Of w2 a warp takes a whole row block of a unit.
 // SPREAD 0: a block takes all units of a row block and adds each row's experts itself. SPREAD 1: warps take equal parts
 // of all (unit, row block), their products go through memory in float32, and after another barrier the grid adds them.
-// There, with a choice before, a warp waits for the units that it takes W2 of, and not at a barrier for all: blocks
-// do not end W1 and W3 together, and who is first goes on.
+// FLOWS, of few rows: there a warp waits for the units that it takes W2 of, and not at a barrier for all. Blocks do not end
+// W1 and W3 together, and who is first goes on. Of many rows it costs more than it brings.
 // Either way experts are added in the order of their places in float32, so a row's bits depend on that row alone. One
 // rounding besides SiTU's: `routed`.
 //
@@ -46,9 +46,9 @@
 #define SECOND_BYTES (SECOND_CHUNKS * CHUNK_BYTES)
 // Row blocks of W1 and W3 that a worker has brought near: all of one row's, 16 to 32 MB of more rows', which take longer.
 #define NEAR_BLOCKS (MOST_ROWS == 8 ? 3 : 2 + MOST_ROWS / 32)
-#define FLOWS (SPREAD && ROUTE)
 #define STAGE_BYTES (FIRST_BYTES > SECOND_BYTES ? FIRST_BYTES : SECOND_BYTES)
 static_assert(LATENT % (64 * SLICES) == 0 && CHANNELS % 64 == 0, "slices and chunks are whole");
+static_assert(!FLOWS || (SPREAD && ROUTE), "what is counted is cleared behind the choice");
 static_assert(SPREAD || (MOST_ROWS <= 16 && 2 * BLOCKS >= SECOND_BLOCKS), "a block keeps the products of all places");
 
 typedef float Slice[16][8];

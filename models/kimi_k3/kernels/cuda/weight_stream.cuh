@@ -29,20 +29,29 @@ __device__ __forceinline__ void barrier_wait(unsigned long long* barrier, u32 pa
 // By whoever initialised barriers, before the block's next barrier.
 __device__ __forceinline__ void barriers_ready() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
+// Weights are read once a step, so they leave the L2 first: what layers share, code and what they hand on to each other stay.
+__device__ __forceinline__ unsigned long long read_once() {
+  unsigned long long policy;
+  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+
 // By one thread: brings `bytes` (a multiple of 16) from `source` to shared memory, both aligned to 16; `barrier` has one
 // arrival.
 __device__ __forceinline__ void bring(unsigned long long* barrier, void* to, const void* source, u32 bytes) {
   const u32 address = shared_address(barrier);
   asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(address), "r"(bytes) : "memory");
   asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared_address(to)),
-      "l"(source), "r"(bytes), "r"(address)
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
+          shared_address(to)),
+      "l"(source), "r"(bytes), "r"(address), "l"(read_once())
       : "memory");
 }
 
 // By one thread: `bytes` (a multiple of 16) from `source` on their way into the L2.
 __device__ __forceinline__ void bring_near(const void* source, u32 bytes) {
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(source), "r"(bytes) : "memory");
+  asm volatile("cp.async.bulk.prefetch.L2.global.L2::cache_hint [%0], %1, %2;" ::"l"(source), "r"(bytes), "l"(read_once())
+               : "memory");
 }
 
 // A ring of DEPTH stages that one warp fills (its first lane, by bulk copies) and reads: what is to come is under way
