@@ -39,12 +39,9 @@ VERDICT = "verdict.json"
 OTHER = "holds a run of another subject"  # what the ladder says of records of other sources
 CELLS = (
     ("marks", ("tp8-kda_moe-r1", "tp8-kda_moe-r8", "tp8-kda_moe-r16", "tp8-kda_moe-r64", "tp16-kda_moe-r1", "tp8-kda_moe-r8-v8")),
-    ("mla", ("tp8-mla_moe-r1-c*", "tp16-mla_moe-r1-c*")),
     ("step", ("tp16-step-r1-c1024",)),
-    ("kda", ("tp*-kda_moe-r?", "tp*-kda_moe-r??")),
-    ("mla-more", ("tp*-mla_moe-r?-c*",)),
-    ("steps", ("tp16-step-*",)),
-    ("verify", ("tp*-v8*",)),
+    ("kda", ("tp*-kda_moe-*",)),
+    ("mla", ("tp*-mla_moe-r*-c1024", "tp*-mla_moe-r?-c*")),
     ("rest", ("*",)),
 )
 """What is measured of the grid, the most telling first. A cell that is kept is not measured again."""

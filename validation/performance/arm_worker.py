@@ -59,9 +59,9 @@ class Copy:
 
     def digest(self) -> str:
         """Of every output that is no state: a weighted sum of its words, exact and in 64 bits."""
-        total = 0
+        total, given = 0, {tensor.data_ptr() for tensor in self.tensors.values()}
         for value, tensor in sorted(self.outputs.items()):
-            if any(tensor.data_ptr() == state.data_ptr() for state in self.tensors.values()):
+            if tensor.data_ptr() in given:
                 continue
             words = tensor.contiguous().flatten().view(_BITS[tensor.element_size()]).long()
             weights = 2 * torch.arange(len(words), device=words.device) + 1

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from math import ceil
 from typing import Any, Protocol
@@ -19,6 +20,8 @@ from .records import Call, Failed, Measured, NotRun, Path
 
 MEMORY_SHARE = 0.42
 """Of the card, for one path; the rest is for what is drawn for the oracle, and for what libraries keep"""
+BESIDE_SHARE = 0.08
+"""Of the card: what is drawn for the oracle may take this while both paths are laid out; a cell of more is drawn first"""
 LEAST_REPLAY_US = 500.0
 """Of a replay, were it as fast as the hardware can be: starting one belongs to none of its calls, and on an H200 takes 20 to 30 us
 with what putting inputs back leaves in the L2"""
@@ -102,14 +105,11 @@ class Runner:
                 arm.restart()
 
     def _measured(self, spec: CellSpec, shard: Shard, slots: int) -> Measured | Failed:
-        self._say("drawing, and the oracle")
-        seed, examined = self._examined(shard)
-        seeds = [seed, *(self._source.getrandbits(60) for _ in range(slots - 1))]
         ceiling = self.ceiling  # before the copies: its read needs the card's memory
-        laid, rulings = {}, {}
+        examined, laid = self._prepared(spec, shard, slots)
+        rulings = {}
         for arm in (self._specialised, self._stock):
-            self._say(f"{arm.name} path: preparing {slots} copies")
-            laid[arm.name] = arm.lay_out(spec, self._hardware.name, seeds)
+            self._say(f"{arm.name} path: its results")
             rulings[arm.name] = ruled(examined[arm.name], arm.produced(examined[arm.name].selection))
             wrong = [ruling for ruling in rulings[arm.name] if ruling.decision is not Decision.PASS]
             if wrong:
@@ -143,19 +143,38 @@ class Runner:
             examined_rows=examined[self._specialised.name].rows, calls=tuple(Call(op=op, kernel=kernel) for op, kernel in calls),
         )  # fmt: skip
 
-    def _examined(self, shard: Shard) -> tuple[int, Mapping[str, Examined]]:
-        """A seed whose first rows any honest arithmetic decides alike, and what must come out for it."""
+    def _prepared(self, spec: CellSpec, shard: Shard, slots: int) -> tuple[Mapping[str, Examined], Mapping[str, Laid]]:
+        """What must come out, and both paths laid out, by path; of a seed whose first rows any honest arithmetic decides alike.
+
+        Side by side where the card holds all three: each has a process of its own, and most of it is Python and compilers.
+        """
         from ..contracts.kimi_k3.rows_examined import Ambiguous
 
+        arms = (self._specialised, self._stock)
+        beside = shard.copies is None and shard.slot_bytes <= self._memory * BESIDE_SHARE
         last: Ambiguous | None = None
         for _ in range(_DRAWS):
-            seed = self._source.getrandbits(60)
-            tensors = _on_the_cpu(shard.draw(seed, self._device))
+            seeds = [self._source.getrandbits(60) for _ in range(slots)]
             try:
-                return seed, shard.examined(tensors)
+                if beside:
+                    self._say(f"the oracle, and {slots} copies for each path")
+                    with ThreadPoolExecutor(len(arms)) as pool:
+                        laying = {arm.name: pool.submit(arm.lay_out, spec, self._hardware.name, seeds) for arm in arms}
+                        examined = self._examined(shard, seeds[0])
+                    return examined, {name: laid.result() for name, laid in laying.items()}
+                self._say("drawing, and the oracle")
+                examined, laid = self._examined(shard, seeds[0]), {}
+                for arm in arms:
+                    self._say(f"{arm.name} path: preparing {slots} copies")
+                    laid[arm.name] = arm.lay_out(spec, self._hardware.name, seeds)
+                return examined, laid
             except Ambiguous as error:
                 last = error
         raise ArmFailed(f"{_DRAWS} draws in a row: {last}")
+
+    def _examined(self, shard: Shard, seed: int) -> Mapping[str, Examined]:
+        """Raises Ambiguous."""
+        return shard.examined(_on_the_cpu(shard.draw(seed, self._device)))
 
 
 def _on_the_cpu(tensors: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Cells of the grid with simulated paths: right and wrong results, times, faults, and what is left of a dead path."""
 
 import random
+import threading
 from types import SimpleNamespace
 
 import k3_weights
@@ -278,6 +279,54 @@ def test_layers_of_a_step_take_few_sets_of_weights_in_turn():
     assert tensors["0.kda_decode.recurrent_state"] is not tensors["4.kda_decode.recurrent_state"]
     own = {tensor.data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors.values()}
     assert sum(own.values()) == pytest.approx(shard.slot_bytes, rel=0.01)
+
+
+class Meeting(Path):
+    """A path whose preparing ends when its neighbour's has begun, or after `seconds` alone."""
+
+    def __init__(self, name, microseconds, meeting, seconds):
+        super().__init__(name, microseconds)
+        self.meeting, self.seconds, self.met = meeting, seconds, None
+
+    def lay_out(self, spec, hardware, seeds):
+        try:
+            self.meeting.wait(self.seconds)
+            self.met = True
+        except threading.BrokenBarrierError:
+            self.met = False
+            self.meeting.reset()
+        return super().lay_out(spec, hardware, seeds)
+
+    def produced(self, selection):
+        raise ArmFailed("this is enough")
+
+
+@pytest.mark.parametrize(
+    ("kind", "beside", "seconds", "meet"),
+    [
+        ("kda_moe", running.BESIDE_SHARE, 60, True),  # of a card that holds all three
+        ("kda_moe", 1e-6, 0.2, False),  # of one that holds the paths, and nothing beside them
+        ("step", running.BESIDE_SHARE, 0.2, False),  # what a step is drawn from for the oracle has to be gone before
+    ],
+)
+def test_paths_are_prepared_side_by_side_where_the_card_holds_them(kind, beside, seconds, meet, monkeypatch):
+    monkeypatch.setattr(running, "BESIDE_SHARE", beside)
+    meeting = threading.Barrier(2)
+    fast, stock = (Meeting(name, us, meeting, seconds) for name, us in (("specialised", 50.0), ("stock", 100.0)))
+    run(fast, stock, kind)
+    assert (fast.met, stock.met) == (meet, meet)
+
+
+def test_a_path_that_cannot_be_prepared_fails_its_cell_and_leaves_the_other_answered():
+    fast, stock = paths()
+
+    def broken(spec, hardware, seeds):
+        raise ArmFailed("no kernel for these rows")
+
+    fast.lay_out = broken
+    one, outcome = run(fast, stock)
+    assert isinstance(outcome, Failed) and outcome.stage == "path" and "no kernel for these rows" in outcome.reason
+    assert stock.slots and (fast.freed, stock.freed) == (1, 1)
 
 
 def test_a_step_that_two_paths_do_not_fit_beside_is_not_run():
