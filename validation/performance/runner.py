@@ -21,7 +21,7 @@ from .records import Call, Failed, Measured, NotRun, Path
 MEMORY_SHARE = 0.42
 """Of the card, for one path; the rest is for what is drawn for the oracle, and for what libraries keep"""
 BESIDE_SHARE = 0.08
-"""Of the card: what is drawn for the oracle may take this while both paths are laid out; a cell of more is drawn first"""
+"""Of the card: what is drawn for the oracle may take this while copies of both paths are laid out; a cell of more is drawn first"""
 LEAST_REPLAY_US = 500.0
 """Of a replay, were it as fast as the hardware can be: starting one belongs to none of its calls, and on an H200 takes 20 to 30 us
 with what putting inputs back leaves in the L2"""
@@ -151,7 +151,7 @@ class Runner:
         from ..contracts.kimi_k3.rows_examined import Ambiguous
 
         arms = (self._specialised, self._stock)
-        beside = shard.copies is None and shard.slot_bytes <= self._memory * BESIDE_SHARE
+        beside = self._holds_all(shard)
         last: Ambiguous | None = None
         for _ in range(_DRAWS):
             seeds = [self._source.getrandbits(60) for _ in range(slots)]
@@ -171,6 +171,12 @@ class Runner:
             except Ambiguous as error:
                 last = error
         raise ArmFailed(f"{_DRAWS} draws in a row: {last}")
+
+    def _holds_all(self, shard: Shard) -> bool:
+        """Whether both paths and what is drawn for the oracle find room together."""
+        if shard.copies is None:
+            return shard.slot_bytes <= self._memory * BESIDE_SHARE
+        return shard.copies * sum(shard.path_bytes) + shard.slot_bytes <= self._memory * WHOLE_SHARE
 
     def _examined(self, shard: Shard, seed: int) -> Mapping[str, Examined]:
         """Raises Ambiguous."""

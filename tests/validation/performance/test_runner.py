@@ -208,6 +208,31 @@ def test_rows_whose_experts_hang_on_a_rounding_are_not_examined():
         shard.examined(tensors)
 
 
+def test_another_layer_of_a_step_is_examined_where_the_first_hangs_on_a_rounding():
+    shard = small_grid(OF).shard(spec("step", 2, 1), "h200")
+    tensors = shard.draw(4, "cpu")
+
+    def equal(layer):
+        """Experts in pairs that score alike, so that the last one chosen and the first one left do."""
+        router = tensors[f"stock:{layer}.front.router"]
+        router[1::2] = router[0::2]
+        bias = tensors[f"{layer}.routing.correction_bias"]
+        bias.zero_()
+        bias[:1] = 10
+
+    before = {value.partition(".")[0] for value in shard.examined(tensors)["specialised"].selection}
+    first = min(int(layer) for layer in before if layer.isdigit())
+    equal(first)
+    after = {value.partition(".")[0] for value in shard.examined(tensors)["specialised"].selection}
+    assert len(after) == len(before) and str(first) not in after
+    kinds = [{name.partition(".")[2] for name in shard.names if name.startswith(f"{layer}.")} for layer in before ^ after]
+    assert kinds[0] == kinds[1]
+    for layer in range(OF.moe.first_layer, OF.layers):
+        equal(layer)
+    with pytest.raises(Ambiguous):
+        shard.examined(tensors)
+
+
 def test_the_paths_are_given_one_layer_in_two_arrangements():
     """This rank's rows are those of the whole weights; what is gathered is what all of these rows give."""
     shard = small_grid(OF).shard(spec("kda_moe", 2, 3), "h200")
@@ -302,15 +327,19 @@ class Meeting(Path):
 
 
 @pytest.mark.parametrize(
-    ("kind", "beside", "seconds", "meet"),
+    ("kind", "share", "size", "seconds", "meet"),
     [
-        ("kda_moe", running.BESIDE_SHARE, 60, True),  # of a card that holds all three
-        ("kda_moe", 1e-6, 0.2, False),  # of one that holds the paths, and nothing beside them
-        ("step", running.BESIDE_SHARE, 0.2, False),  # what a step is drawn from for the oracle has to be gone before
+        ("kda_moe", "BESIDE_SHARE", running.BESIDE_SHARE, 60, True),  # of a card that holds all three
+        ("kda_moe", "BESIDE_SHARE", 1e-6, 0.2, False),  # of one that holds the paths, and nothing beside them
+        ("step", "WHOLE_SHARE", running.WHOLE_SHARE, 60, True),
+        ("step", "WHOLE_SHARE", None, 0.2, False),  # what is drawn for the oracle has to be gone before
     ],
 )
-def test_paths_are_prepared_side_by_side_where_the_card_holds_them(kind, beside, seconds, meet, monkeypatch):
-    monkeypatch.setattr(running, "BESIDE_SHARE", beside)
+def test_paths_are_prepared_side_by_side_where_the_card_holds_them(kind, share, size, seconds, meet, monkeypatch):
+    if size is None:
+        shard = small_grid(OF).shard(spec(kind, 2, 3), "h200")
+        size = (sum(shard.path_bytes) + 1) / GIGABYTES
+    monkeypatch.setattr(running, share, size)
     meeting = threading.Barrier(2)
     fast, stock = (Meeting(name, us, meeting, seconds) for name, us in (("specialised", 50.0), ("stock", 100.0)))
     run(fast, stock, kind)

@@ -23,7 +23,7 @@ STEP_TP = 16
 KDA, MLA, STEP = "kda_moe", "mla_moe", "step"
 LAYER = {KDA: 13, MLA: 15}
 """The layer whose bookkeeping a cell of each kind has: two banked streams beside the newest one, which other ranks
-finished. The same layers are examined in a whole step"""
+finished. The same layers are examined in a whole step, or others of their kind where a row's choice hangs on a rounding"""
 
 
 class KimiK3Grid(Grid):
@@ -60,11 +60,11 @@ class KimiK3Grid(Grid):
     @property
     def layers(self) -> Mapping[str, int]:
         """Those with experts; the dense one is of neither kind."""
+        return {kind: len(self._with_experts(kind)) for kind in (KDA, MLA)}
+
+    def _with_experts(self, kind: str) -> list[int]:
         of = self._architecture
-        return {
-            kind: sum(layer >= of.moe.first_layer for layer in layers)
-            for kind, layers in ((KDA, of.kda_layers), (MLA, of.mla_layers))
-        }
+        return [n for n in {KDA: of.kda_layers, MLA: of.mla_layers}[kind] if n >= of.moe.first_layer]
 
     def ops(self, spec: CellSpec) -> tuple[str, ...]:
         """Of the layer, or of the whole step."""
@@ -91,7 +91,9 @@ class KimiK3Grid(Grid):
             return ComparedShard(*(RankShard(self._architecture, self._ops, spec, graph, names) for graph in graphs))
 
         if spec.span is Span.STEP:
-            examined = tuple(self._layers.values())
+            examined = [
+                [first, *(n for n in self._with_experts(kind) if n != first)] for kind, first in self._layers.items()
+            ]
             return StepShard(self._architecture, spec, part, tuple(graphs[0].nodes), examined)
         return part(graphs[0].layer(self._layers[spec.kind]))
 

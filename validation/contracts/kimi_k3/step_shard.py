@@ -14,10 +14,13 @@ from ..grid import CellSpec, Examined, Shard
 from ..stock import StockRun
 from .architecture import Architecture
 from .compared_shard import ComparedShard
-from .rows_examined import RowsExamined, Values
+from .rows_examined import Ambiguous, RowsExamined, Values
 
 SETS = 4
 """Sets of weights that layers take in turn: each is several times the L2, so that a layer finds none of its own there"""
+
+TRIED = 6
+"""Layers of a kind, before another step is drawn"""
 
 
 class StepShard(Shard):
@@ -27,9 +30,10 @@ class StepShard(Shard):
 
     def __init__(
         self, architecture: Architecture, spec: CellSpec, part: Callable[[Sequence[str]], ComparedShard],
-        names: Sequence[str], examined: Sequence[int],
+        names: Sequence[str], examined: Sequence[Sequence[int]],
     ) -> None:  # fmt: skip
-        """`part` makes the shard of some of the nodes `names`; layers whose numbers are `examined` are looked at."""
+        """`part` makes the shard of some of the nodes `names`. Of each group of layers that are `examined` the first is looked at whose
+        choice of experts does not hang on a rounding, of `TRIED`: drawing a step takes too long to draw another for it."""
         self.spec, self.names = spec, tuple(names)
         self.scope = f"{ComparedShard.scope}; {SETS} sets of weights in turn over {architecture.layers} layers"
         layers: dict[str, list[str]] = {}
@@ -37,7 +41,7 @@ class StepShard(Shard):
             number = name.partition(".")[0]
             layers.setdefault(number if number.isdigit() else "end", []).append(name)
         self.parts = [part(found) for found in layers.values()]
-        self._examined = (*(self.parts[number] for number in examined), self.parts[-1])
+        self._groups = [[self.parts[number] for number in numbers[:TRIED]] for numbers in examined]
 
     def draw(self, seed: int, device: str) -> Values:
         """See `Shard`."""
@@ -91,9 +95,18 @@ class StepShard(Shard):
         return sum({_label(key): size for part in self.parts for key, size in part.weight_sizes().items()}.values())
 
     def examined(self, tensors: Mapping[str, Tensor]) -> "dict[str, StepExamined]":
-        """Some layers and the end. Raises Ambiguous."""
-        found = [part.examined(tensors) for part in self._examined]
+        """A layer of each group and the end. Raises Ambiguous."""
+        found = [_first_clear(parts, tensors) for parts in (*self._groups, self.parts[-1:])]
         return {path: StepExamined([each[path] for each in found]) for path in found[0]}
+
+
+def _first_clear(parts: Sequence[ComparedShard], tensors: Mapping[str, Tensor]) -> dict[str, RowsExamined]:
+    for part in parts[:-1]:
+        try:
+            return part.examined(tensors)
+        except Ambiguous:
+            continue
+    return parts[-1].examined(tensors)
 
 
 def _added(costs: Iterable[Cost]) -> Cost:
