@@ -10,7 +10,7 @@ import torch
 from fasttrack_validation import contracts
 from fasttrack_validation.contracts.kimi_k3.architecture import Architecture
 from fasttrack_validation.contracts.kimi_k3.compared_shard import ComparedShard
-from fasttrack_validation.contracts.kimi_k3.graph import step
+from fasttrack_validation.contracts.kimi_k3.graph import Via, step
 from fasttrack_validation.contracts.kimi_k3.rows_examined import Ambiguous, Sample
 from fasttrack_validation.performance import runner as running
 from fasttrack_validation.performance.arm import ArmFailed, Laid
@@ -296,6 +296,40 @@ def test_a_step_reads_what_was_counted_for_the_whole_model():
     assert one.path_bytes[1] - one.path_bytes[0] > 86 * 896 * 3 * 192 * 3584 * 17 / 32
 
 
+def test_a_layer_that_reads_what_another_left_on_this_rank_is_not_examined():
+    """Layer 1: the dense layer in front of it sums its stream on every rank, and nothing is gathered in between."""
+    grid = contracts.load("kimi_k3").grid
+    cells = {cell.key: cell for cell in grid.cells("h200")}
+    kda, mla = grid.shard(cells["tp16-step-r1-c1024"], "h200").groups
+    assert kda[0] == 13 and mla[0] == 15 and 1 not in kda
+    assert len(set(kda)) == len(set(mla)) == 6 and all(number % 4 == 3 for number in mla)
+    assert not any(number % 4 == 3 for number in kda)
+
+
+def test_what_is_examined_of_a_step_is_what_its_layer_was_given():
+    """With all layers bound at once, the path leaves of each layer that may be examined what the layer alone gives."""
+    shard = small_grid(OF).shard(spec("step", 2, 2), "h200")
+    tensors = shard.draw(4, "cpu")
+    alone = {}
+    for number in {number for numbers in shard.groups for number in numbers}:
+        part = shard.parts[number]
+        alone |= Sample(part.own, tensors, range(2)).walk(lambda contract: contract.plain)
+    values: dict = {}
+    for part in shard.parts:
+        sample = Sample(part.own, tensors, range(2))
+        # As a path that has the whole step does: what an earlier layer left on this rank is read where it lies.
+        for node in part.own.nodes:
+            for name, sources in node.reads.items():
+                if name != "blocks" and len(sources) == 1 and sources[0].via in (Via.HERE, Via.COLUMNS):
+                    value = values.get(sources[0].value)
+                    if value is not None:
+                        sample.tensors[f"{node.name}.{name}"] = value if sources[0].via is Via.HERE else value.chunk(2, 1)[0]
+        values |= sample.walk(lambda contract: contract.plain)
+    assert alone and all(torch.equal(values[value], found) for value, found in alone.items())
+    first = Sample(shard.parts[1].own, tensors, range(2)).walk(lambda contract: contract.plain)
+    assert not all(torch.equal(values[value], found) for value, found in first.items())
+
+
 def test_layers_of_a_step_take_few_sets_of_weights_in_turn():
     shard = small_grid(OF, {"mla_moe": 3}).shard(spec("step", 2, 2), "h200")
     tensors = shard.draw(5, "cpu")
@@ -367,3 +401,37 @@ def test_a_step_that_two_paths_do_not_fit_beside_is_not_run():
     )  # fmt: skip
     outcome = one.run(spec("step", 2, 2))
     assert isinstance(outcome, NotRun) and "both paths need" in outcome.reason
+
+
+@pytest.mark.parametrize("width", [1, 2])
+def test_of_a_cache_the_rows_are_compared_that_anybody_touches(width):
+    """The new row of each examined request, and whatever else a path changed: one element of one old row is seen."""
+    shard = small_grid(OF).shard(spec("mla_moe", 2, 4, width), "h200")
+    tensors = shard.draw(6, "cpu")
+    examined = shard.examined(tensors)["specialised"]
+    (key,) = [value for value in examined.selection if value.endswith("cache")]
+    plain = Sample(shard.own, tensors, range(4)).walk(lambda contract: contract.plain)[key]
+    table = tensors[next(name for name in tensors if name.endswith("mla_query.page_table"))]
+    pool = tensors[key.rpartition(".")[0] + ".cache"].clone()
+    for request, pages in enumerate(table[::width].long()):
+        pool[pages] = plain[1 + request * len(pages) : 1 + (request + 1) * len(pages)]
+    honest = pool[examined.selection[key]]
+
+    def result(cache):
+        values = {value: torch.zeros(0) for value in examined.selection} | {key: cache}
+        (wanted,) = [one for one in examined._wanted if one.value == key]
+        examined._wanted = [wanted]
+        return examined.results(values)[wanted.comparison.tensor], wanted.comparison
+
+    (exact, rounded, got), _ = result(honest)
+    fresh = width * len({row // width for row in examined.rows})
+    assert got.shape == (fresh, 1, honest.shape[-1]) and torch.equal(got, rounded)
+    assert (exact - got.double()).abs().max() < 0.05
+    broken = honest.clone()
+    broken[0, 3, 5] = broken[0, 3, 5] + 1
+    (exact, _, got), comparison = result(broken)
+    assert got.shape[0] == fresh + 1
+    ruled = running.ruled(
+        SimpleNamespace(comparisons=(comparison,), results=lambda produced: {comparison.tensor: result(broken)[0]}), {}
+    )
+    assert ruled[0].decision == "fail"

@@ -142,6 +142,8 @@ class _Wanted:
     indices: Tensor
     own: Tensor
     """The same among the sample's"""
+    before: Tensor | None = None
+    """Of a cache, the sample's pages before the step: most of what lies there is not touched"""
 
 
 class RowsExamined(Examined):
@@ -175,7 +177,8 @@ class RowsExamined(Examined):
             numbers = 1 + torch.arange(pages.numel()).view(pages.shape)
             own = torch.tensor(sorted({owners.index(int(row) // shard.spec.width) for row in rows}))
             rows, own = pages[own].flatten(), numbers[own].flatten()
-        return _Wanted(comparison, node.writes[tensor], rows, own)
+        before = sample.tensors[f"{node.name}.cache"] if tensor == "cache" else None
+        return _Wanted(comparison, node.writes[tensor], rows, own, before)
 
     @property
     def selection(self) -> dict[str, Tensor]:
@@ -183,10 +186,23 @@ class RowsExamined(Examined):
         return {wanted.value: wanted.indices for wanted in self._wanted}
 
     def results(self, produced: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
-        """See `Examined`; `produced` holds the indices of `selection` alone."""
+        """See `Examined`; `produced` holds the indices of `selection` alone. Of a cache the rows [n, 1, width] that the plain path or
+        `produced` changes: all others have the oracle's bits, and among a hundred thousand of them no median would show the new one."""
         found = {}
         for wanted in self._wanted:
-            exact, plain = (values[wanted.value].index_select(0, wanted.own) for values in (self._exact, self._plain))
-            dtype = self._types[wanted.value]
-            found[wanted.comparison.tensor] = (exact, plain.to(dtype), produced[wanted.value].to(dtype))
+            dtype, got = self._types[wanted.value], produced[wanted.value]
+            exact, plain = (values[wanted.value] for values in (self._exact, self._plain))
+            if wanted.before is None:
+                exact, plain = exact.index_select(0, wanted.own), plain.index_select(0, wanted.own)
+            else:
+                exact, plain, got = _touched(wanted, exact, plain.to(dtype), got.to(dtype))
+            found[wanted.comparison.tensor] = (exact, plain.to(dtype), got.to(dtype))
         return found
+
+
+def _touched(wanted: _Wanted, exact: Tensor, plain: Tensor, got: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    before = wanted.before.index_select(0, wanted.own)
+    changed = (before != plain.index_select(0, wanted.own)) | (before != got)
+    page, place = changed.any(-1).nonzero(as_tuple=True)
+    pages = wanted.own[page]
+    return exact[pages, place][:, None], plain[pages, place][:, None], got[page, place][:, None]

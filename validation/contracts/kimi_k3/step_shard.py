@@ -14,6 +14,7 @@ from ..grid import CellSpec, Examined, Shard
 from ..stock import StockRun
 from .architecture import Architecture
 from .compared_shard import ComparedShard
+from .graph import Via
 from .rows_examined import Ambiguous, RowsExamined, Values
 
 SETS = 4
@@ -33,7 +34,8 @@ class StepShard(Shard):
         names: Sequence[str], examined: Sequence[Sequence[int]],
     ) -> None:  # fmt: skip
         """`part` makes the shard of some of the nodes `names`. Of each group of layers that are `examined` the first is looked at whose
-        choice of experts does not hang on a rounding, of `TRIED`: drawing a step takes too long to draw another for it."""
+        choice of experts does not hang on a rounding, of `TRIED`: drawing a step takes too long to draw another for it. A layer that
+        reads on its own rank what another one left is not: it has another input than the one that was drawn for it."""
         self.spec, self.names = spec, tuple(names)
         self.scope = f"{ComparedShard.scope}; {SETS} sets of weights in turn over {architecture.layers} layers"
         layers: dict[str, list[str]] = {}
@@ -41,7 +43,10 @@ class StepShard(Shard):
             number = name.partition(".")[0]
             layers.setdefault(number if number.isdigit() else "end", []).append(name)
         self.parts = [part(found) for found in layers.values()]
-        self._groups = [[self.parts[number] for number in numbers[:TRIED]] for numbers in examined]
+        written = {value for part in self.parts for value in part.own.written}
+        alone = [number for number, part in enumerate(self.parts) if not _read_here(part) & written - part.own.written]
+        self.groups = [[number for number in numbers if number in alone][:TRIED] for numbers in examined]
+        """Numbers of the layers that are examined, of each group the first whose choice is clear"""
 
     def draw(self, seed: int, device: str) -> Values:
         """See `Shard`."""
@@ -96,8 +101,18 @@ class StepShard(Shard):
 
     def examined(self, tensors: Mapping[str, Tensor]) -> "dict[str, StepExamined]":
         """A layer of each group and the end. Raises Ambiguous."""
-        found = [_first_clear(parts, tensors) for parts in (*self._groups, self.parts[-1:])]
+        groups = [[self.parts[number] for number in numbers] for numbers in self.groups]
+        found = [_first_clear(parts, tensors) for parts in (*groups, self.parts[-1:])]
         return {path: StepExamined([each[path] for each in found]) for path in found[0]}
+
+
+def _read_here(part: ComparedShard) -> set[str]:
+    """Values that a layer takes as its rank has them. Banked streams are given to every layer, as what ranks send is."""
+    reads = (item for node in part.own.nodes for item in node.reads.items())
+    return {
+        source.value for tensor, sources in reads if tensor != "blocks"
+        for source in sources if source.via in (Via.HERE, Via.COLUMNS)
+    }  # fmt: skip
 
 
 def _first_clear(parts: Sequence[ComparedShard], tensors: Mapping[str, Tensor]) -> dict[str, RowsExamined]:
