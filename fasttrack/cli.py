@@ -37,8 +37,10 @@ def run(arguments: list[str]) -> int:
     try:
         app(arguments, prog_name="fasttrack")
     except SystemExit as stop:
-        # 130 is the shell's code for Ctrl-C; here that is a stop without a result.
-        return 3 if stop.code == 130 else stop.code or 0
+        if stop.code == 130:  # the shell's code for Ctrl-C; here that is a stop without a result
+            print("stopped", file=sys.stderr)
+            return 3
+        return stop.code or 0
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return 3

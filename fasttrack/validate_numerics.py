@@ -1,7 +1,6 @@
 """`fasttrack validate MODEL --stage numerics`: token by token in process, on the nano checkpoint."""
 
 import json
-import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,7 +21,7 @@ from fasttrack_validation.numerics.whole_model.pieces import Job, Say
 from fasttrack_validation.numerics.whole_model.plan import Settings
 from fasttrack_validation.numerics.whole_model.scenario import RungName
 
-from . import model_dir, storage, validate_servers, validate_text
+from . import model_dir, storage, validate_plot, validate_servers, validate_text
 
 CODES = {Result.PASS: 0, Result.FAIL: 1, Result.INCONCLUSIVE: 3}
 
@@ -32,15 +31,20 @@ def run(model: str, options: Mapping[str, Any]) -> NoReturn:
     if validate_servers.meant(options):
         validate_servers.run(model, options)
     out = options["out"] or storage.home() / "validate" / model / _folder(options)
+    if options["plot"] is not None:
+        validate_plot.ready(options["plot"])
     if options["recompute"]:
         if options["faults"] or options["fresh"]:
             raise UserError("--recompute runs nothing", "leave out --faults and --fresh")
-        _show(kept.judge(out), out, options)
+        verdict = kept.judge(out)
+        _compared(verdict, out)
+        _show(verdict, out, options)
     directory = model_dir.load(model)
     settings = _settings(options)
     weights = _weights(options, settings)
     with storage.writing(out):
         _own(out, fresh=options["fresh"])
+        out.mkdir(parents=True, exist_ok=True)
     if options["faults"]:
         _faults(settings, weights.checkpoint, out, options)
     job = Job(
@@ -148,18 +152,30 @@ def _machine(settings: Settings) -> dict[str, str]:
 
 def _own(out: Path, *, fresh: bool) -> None:
     """Sees to it that `out` is a run's own; `fresh` removes the records in it. UserError where it holds anything that no run
-    wrote and is to be emptied, or has no records yet."""
-    if not out.exists():
+    wrote and is to be emptied, or has no records yet; and where another process runs there."""
+    if (out / validate_servers.RECORDS).exists():
+        raise UserError(f"{out} holds a comparison of servers", "name a directory of its own with --out")
+    validate_servers.own(out, kept.WRITTEN, begun=kept.MANIFEST, fresh=fresh, alone=ladder.alone)
+
+
+def _compared(verdict: kept.StageVerdict, out: Path) -> None:
+    """Says where the records are not those of the verdict that lies beside them."""
+    file = next((file for file in (out / kept.VERDICT, out.with_suffix(".json")) if file.is_file()), None)
+    if file is None:
         return
-    foreign = sorted(path.name for path in out.iterdir() if not any(path.match(pattern) for pattern in kept.WRITTEN))
-    if foreign and (fresh or not (out / kept.MANIFEST).exists()):
-        raise UserError(f"{out} holds something else than records ({foreign[0]})", "name a directory of its own with --out")
-    if fresh:
-        shutil.rmtree(out)
+    try:
+        before = kept.StageVerdict.model_validate_json(file.read_bytes()).evidence
+    except ValueError:
+        return
+    names = sorted({**before, **verdict.evidence})
+    odd = [name for name in names if before.get(name) != verdict.evidence.get(name)]
+    if odd:
+        print(f"note: {file} is about other records: {', '.join(odd)} {'is' if len(odd) == 1 else 'are'} not what it names",
+              file=sys.stderr)  # fmt: skip
 
 
 def _faults(settings: Settings, checkpoint: Path, out: Path, options: Mapping[str, Any]) -> NoReturn:
-    with storage.writing(out), _progress(options["as_json"]) as say:
+    with storage.writing(out), ladder.alone(out), _progress(options["as_json"]) as say:
         table = faulted.table(settings, checkpoint, out, say=say)
         out.mkdir(parents=True, exist_ok=True)
         (out / "faults.json").write_text(table.canonical_json() + "\n", "utf-8")
@@ -171,11 +187,7 @@ def _faults(settings: Settings, checkpoint: Path, out: Path, options: Mapping[st
 
 
 def _show(verdict: kept.StageVerdict, out: Path, options: Mapping[str, Any]) -> NoReturn:
-    drawn = []
-    if options["plot"] is not None:
-        from . import validate_plot
-
-        drawn = validate_plot.draw(out, options["plot"])
+    drawn = validate_plot.draw(out, options["plot"]) if options["plot"] is not None else []
     rules = kept.harness_digest()
     if verdict.subject.harness != rules:
         print(

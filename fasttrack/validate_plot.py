@@ -1,11 +1,12 @@
 """The numerics stage as drawings that read in black and white, from its records alone."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from fasttrack_validation.errors import UserError
-from fasttrack_validation.numerics.whole_model import tokens, verdict
+from fasttrack_validation.numerics.whole_model import long_rung, tokens, verdict
 from fasttrack_validation.numerics.whole_model.table import Table, table
 from fasttrack_validation.numerics.whole_model.tokens import CANDIDATE, ORACLE
 
@@ -13,19 +14,28 @@ _SMALLEST = 1e-12
 """Where a logarithmic axis begins: errors of exactly nothing are drawn there"""
 
 
+def ready(to: Path) -> None:
+    """Makes the directory that figures go to, before anything runs for them. UserError where there can be none."""
+    try:
+        to.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--plot {to}: {error.strerror}", "name a directory that can be written to") from error
+
+
 def draw(out: Path, to: Path) -> list[Path]:
     """Writes the figures of the records in `out` to the directory `to`; their files.
 
-    Raises UserError without matplotlib, or where no unit over a whole model is kept.
+    Raises UserError without matplotlib, or where neither a unit over a whole model nor the long rung is kept.
     """
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise UserError("drawing needs matplotlib, which is not installed", "pip install 'fasttrack[plot]'") from error
     files = [file for file in tokens.units(out) if file.name not in (verdict.OP, verdict.LONG)]
-    if not files:
+    long = out / verdict.LONG
+    if not files and not long.exists():
         raise UserError(f"{out} holds no records of tokens: there is nothing to draw", "run a rung beyond `op` first")
-    to.mkdir(parents=True, exist_ok=True)
+    ready(to)
     groups: dict[tuple[str, int], list[tokens.UnitRecords]] = {}
     for file in files:
         records = tokens.read(file)
@@ -39,7 +49,34 @@ def draw(out: Path, to: Path) -> list[Path]:
             figure.suptitle(f"{rung}, TP {tp}: {len(of.tokens)} tokens", fontsize=11)
             drawn.append(to / f"{rung}-tp{tp}-{name}.svg")
             figure.savefig(drawn[-1], metadata={"Date": None})
+    if long.exists():
+        points = verdict.long_points(out)
+        for what in dict.fromkeys(point.what for point in points):
+            figure = Figure(figsize=(9, 4.5), layout="constrained")
+            _long(figure, [point for point in points if point.what == what])
+            figure.suptitle(f"long rung: {what}", fontsize=11)
+            drawn.append(to / f"long-{what.replace(' ', '-')}.svg")
+            figure.savefig(drawn[-1], metadata={"Date": None})
     return drawn
+
+
+def _long(figure, points: Sequence[long_rung.Point]) -> None:
+    """The middle and the largest error against steps done or the attended position; the stock path and its repetitions as a band."""
+    axis = figure.subplots()
+    at = np.array([point.at for point in points])
+    noise = [path for path in points[0].errors if path != CANDIDATE]
+    for statistic, style in ((np.median, "-"), (np.max, "--")):
+        band = np.array([[statistic(point.errors[path]) for path in noise] for point in points]).clip(_SMALLEST)
+        axis.fill_between(at, band.min(1), band.max(1), color="0.8", label=f"stock path and its repetitions, {statistic.__name__}")
+        axis.plot(at, band.max(1), style, color="0.6", linewidth=0.8)
+        if CANDIDATE in points[0].errors:
+            own = np.array([statistic(point.errors[CANDIDATE]) for point in points]).clip(_SMALLEST)
+            axis.plot(at, own, f"k.{style}", markersize=4, linewidth=0.8, label=f"candidate, {statistic.__name__}")
+    axis.set_xscale("symlog", linthresh=1)
+    axis.set_yscale("log")
+    axis.set_xlabel("attended position" if points[0].what.startswith(long_rung.CONTEXT) else "decode steps")
+    axis.set_ylabel("relative error against the oracle")
+    axis.legend(frameon=False, fontsize=8)
 
 
 def _position(figure, of: Table) -> None:

@@ -3,12 +3,14 @@
 import json
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
 import typer
 
+from fasttrack_validation.durable import held
 from fasttrack_validation.errors import UserError
 from fasttrack_validation.numerics.servers import run as comparison
 from fasttrack_validation.numerics.servers.client import Server
@@ -20,7 +22,9 @@ from . import model_dir, storage
 
 CODES = {Result.PASS: 0, Result.FAIL: 1, Result.INCONCLUSIVE: 3}
 REFUSED = 2
-VERDICT = "verdict.json"
+VERDICT, RECORDS = "verdict.json", comparison.RECORDS
+LADDER = ("plot", "rung", "faults", "layers", "checkpoint")
+"""Options that say nothing of servers"""
 
 
 def meant(options: Mapping[str, Any]) -> bool:
@@ -33,20 +37,27 @@ def run(model: str, options: Mapping[str, Any]) -> NoReturn:
     """Asks what is not known yet, shows what follows, and ends with the verdict's exit code; 2 for what is refused."""
     model_dir.load(model)
     out = options["out"] or storage.home() / "validate" / model / "numerics-servers"
+    if odd := next((name for name in LADDER if options.get(name)), None):
+        raise UserError(f"--{odd} is about the ladder in process, not about servers", f"leave out --{odd}")
     if options["recompute"]:
+        if options["fresh"]:
+            raise UserError("--recompute asks nobody", "leave out --fresh")
         _show(comparison.rejudged(out), out, options["as_json"])
     if not (options["stock_url"] and options["candidate_url"]):
         raise UserError("one server is compared with nothing", "give both --stock-url and --candidate-url")
     file = Path(options["tokens"])
     if not file.is_file():
-        raise UserError(f"--tokens {file}: no such file", 'write prompts as lines of {"id": "a", "tokens": [1, 2, 3]}')
-    if options["fresh"] and (out / comparison.RECORDS).exists():
-        shutil.rmtree(out)
+        what = "servers need prompts" if options["tokens"].isdigit() else f"--tokens {file}: no such file"
+        raise UserError(what, 'give --tokens FILE, prompts as lines of {"id": "a", "tokens": [1, 2, 3]}')
     settings = comparison.Settings(top=options["top"], piece=options["piece"], replicas=options["replicas"])
     servers = _servers(options)
     try:
+        # Nothing is thrown away before there is somebody to ask.
+        arms = comparison.Arms(servers)
         with storage.writing(out):
-            arms = comparison.Arms(servers)
+            own(out, (RECORDS, VERDICT), begun=RECORDS, fresh=options["fresh"], alone=_alone)
+            out.mkdir(parents=True, exist_ok=True)
+        with storage.writing(out), _alone(out):
             verdict = comparison.compare(arms, file, out, settings, _progress(options["as_json"]))
             (out / VERDICT).write_text(verdict.canonical_json() + "\n", "utf-8")
     except Refused as refused:
@@ -59,6 +70,32 @@ def run(model: str, options: Mapping[str, Any]) -> NoReturn:
         for server in servers.values():
             server.close()
     _show(verdict, out, options["as_json"])
+
+
+def own(
+    out: Path, written: Sequence[str], *, begun: str, fresh: bool, alone: Callable[[Path], AbstractContextManager]
+) -> None:  # fmt: skip
+    """Sees to it that `out` is a run's own, which writes files like `written`, `begun` the first of them; `fresh` empties it. UserError
+    where it holds anything else and is to be emptied, or was never begun; `alone` raises it where a run is under way."""
+    if not out.exists():
+        return
+    foreign = sorted(path.name for path in out.iterdir() if not any(path.match(pattern) for pattern in written))
+    if foreign and (fresh or not (out / begun).exists()):
+        raise UserError(f"{out} holds something else than records ({foreign[0]})", "name a directory of its own with --out")
+    if fresh:
+        with alone(out):
+            for path in out.iterdir():
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+@contextmanager
+def _alone(out: Path) -> Iterator[None]:
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(held(out))
+        except BlockingIOError as error:
+            raise UserError(f"another process compares servers in {out}", "wait for it, or give another --out") from error
+        yield
 
 
 def _servers(options: Mapping[str, Any]) -> dict[str, Server]:
@@ -85,9 +122,12 @@ def _declared(file: Path | None, names: list[str]) -> dict[str, dict[str, str]]:
 
 
 def _progress(quiet: bool):
+    terminal = sys.stderr.isatty()
+
     def say(arm: str, known: int) -> None:
         if not quiet:
-            print(f"\r{arm}: {known} tokens", end="", file=sys.stderr, flush=True)
+            text = f"{arm}: {known} tokens"
+            print(f"\r{text}" if terminal else text, end="" if terminal else "\n", file=sys.stderr, flush=True)
 
     return say
 

@@ -14,6 +14,7 @@ from fasttrack_validation.numerics.whole_model.verdict import StageVerdict, Wors
 from fasttrack_validation.numerics.whole_model.tokens import CANDIDATE, STOCK
 
 _METRICS = {"logits": "logits, relative", "log_prob": "log-prob of what follows", "divergence": "KL, nats"}
+"""Those of the long rung say themselves what they are"""
 _QUANTILES = ("median", "p999", "maximum")
 _SHOWN, _WIDTH = 8, 180
 
@@ -124,7 +125,7 @@ def _spreads(rung: RungVerdict) -> Table:
         again = [spread for path, spread in here.items() if path not in (CANDIDATE, STOCK)]
         most = (max(getattr(spread, name) for spread in again) for name in _QUANTILES)
         table.add_row(
-            _METRICS[metric], band, str(here[STOCK].values), _three(here[CANDIDATE]), _three(here[STOCK]),
+            _METRICS.get(metric, metric), band, str(here[STOCK].values), _three(here[CANDIDATE]), _three(here[STOCK]),
             " / ".join(f"{value:.2g}" for value in most),
         )  # fmt: skip
     return table

@@ -1,6 +1,9 @@
 """Files that a crash leaves whole: one that only grows, line by line, and one that is replaced at once. Errors are the system's."""
 
+import fcntl
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -54,6 +57,17 @@ def replace_file(path: Path, data: bytes, temporary: Path) -> None:
         temporary.unlink(missing_ok=True)
         raise
     sync_directory(path.parent)
+
+
+@contextmanager
+def held(directory: Path) -> Iterator[None]:
+    """One process at a time has it, and whoever dies has it no more. BlockingIOError where another one does."""
+    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(handle)
 
 
 def sync_directory(directory: Path) -> None:

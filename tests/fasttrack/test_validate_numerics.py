@@ -1,7 +1,9 @@
 """`fasttrack validate --stage numerics`: runs, goes on, computes anew, refuses."""
 
+import gzip
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -9,7 +11,10 @@ import time
 from pathlib import Path
 
 import pytest
+from fasttrack import validate_servers
 from fasttrack.cli import run
+from fasttrack_validation.durable import held
+from fasttrack_validation.errors import UserError
 
 ROOT = Path(__file__).parents[2]
 SMALL = ["--tokens", "8", "--tp", "1", "--replicas", "2", "--jobs", "1"]
@@ -61,7 +66,13 @@ def test_an_honest_path_passes_a_rung_and_its_records_give_the_same_verdict_agai
     assert (other["digest"], other["verdict"]["evidence"]) == (first["digest"], first["verdict"]["evidence"])
     # Another setting must not go on with these records.
     assert validate(*wanted, "--seed", "1") == 2
-    assert "another subject (settings differ)" in capsys.readouterr().err
+    assert "another subject (settings differ: seed is 0, not 1)" in capsys.readouterr().err
+    # Records that are no longer those of the verdict beside them are judged, and named.
+    kept = home / "other" / "greedy-tp1-free.jsonl.gz"
+    lines = gzip.decompress(kept.read_bytes())
+    kept.write_bytes(gzip.compress(lines, 1))
+    assert validate("--recompute", "--out", str(home / "other")) == 3
+    assert "verdict.json is about other records: greedy-tp1-free.jsonl.gz is not what it names" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -135,6 +146,62 @@ def test_wrong_usage_empties_nothing(home, capsys, wrong):
     (out / "run.json").write_text("{}")
     assert validate("--candidate", "plain:twin", "--rung", "greedy", *SMALL, *wrong, "--fresh", "--out", str(out)) == 2
     assert (out / "run.json").exists()
+
+
+def test_a_run_that_is_under_way_is_not_emptied(home, capsys):
+    out = home / "out"
+    out.mkdir()
+    (out / "run.json").write_text("{}")
+    with held(out):
+        assert validate("--candidate", "plain:twin", "--fresh", "--out", str(out), *SMALL) == 2
+    assert "another process runs the stage" in capsys.readouterr().err and (out / "run.json").exists()
+
+
+def test_figures_that_cannot_be_drawn_are_named_before_anything_runs(home, capsys):
+    (home / "file").write_text("")
+    for place in (home / "file", home / "file" / "below"):
+        assert validate("--candidate", "plain:twin", "--out", str(home / "out"), "--plot", str(place), *SMALL) == 2
+        assert f"--plot {place}" in capsys.readouterr().err and not (home / "out").exists()
+
+
+def test_a_comparison_of_servers_is_no_place_for_a_ladder(home, capsys):
+    out = home / "out"
+    out.mkdir()
+    (out / "servers.jsonl").write_text("{}\n")
+    for more in ([], ["--fresh"]):
+        assert validate("--candidate", "plain:twin", "--out", str(out), *more, *SMALL) == 2
+        assert "holds a comparison of servers" in capsys.readouterr().err
+    assert (out / "servers.jsonl").read_text() == "{}\n"
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        (["--plot", "figures"], "--plot is about the ladder"),
+        (["--rung", "op"], "--rung is about the ladder"),
+        ([], "servers need prompts"),
+        (["--tokens", "missing.jsonl"], "--tokens missing.jsonl: no such file"),
+    ],
+)
+def test_what_says_nothing_of_servers_is_refused(home, capsys, monkeypatch, more, says):
+    monkeypatch.chdir(home)
+    assert validate("--stock-url", "http://127.0.0.1:1", "--candidate-url", "http://127.0.0.1:2", *more) == 2
+    assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("there", ["notes.txt", "run.json"])
+def test_servers_empty_nothing_that_they_did_not_write_and_nothing_before_they_answer(home, capsys, there):
+    out, prompts = home / "out", home / "prompts.jsonl"
+    prompts.write_text('{"id": "a", "tokens": [1, 2, 3]}\n')
+    out.mkdir()
+    (out / "servers.jsonl").write_text("{}\n")
+    (out / there).write_text("years of work")
+    urls = ["--stock-url", "http://127.0.0.1:1", "--candidate-url", "http://127.0.0.1:2"]
+    assert validate(*urls, "--tokens", str(prompts), "--out", str(out), "--fresh") == 2
+    assert {path.name for path in out.iterdir()} == {"servers.jsonl", there}
+    with pytest.raises(UserError, match=re.escape(f"({there})")):
+        validate_servers.own(out, ("servers.jsonl", "verdict.json"), begun="servers.jsonl", fresh=True, alone=held)
+    assert (out / there).read_text() == "years of work"
 
 
 def test_a_candidate_is_known_whatever_the_rung(home, capsys):

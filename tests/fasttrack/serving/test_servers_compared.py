@@ -10,6 +10,7 @@ from faulty_proxy import Proxy
 from long_tests import long
 
 from fasttrack import cli
+from fasttrack_validation.durable import held
 from fasttrack_validation.contracts.kimi_k3.nano.tokenizer import BOS, encode
 from fasttrack_validation.numerics.servers.journal import kept
 
@@ -93,6 +94,19 @@ def test_identical_arithmetic_passes_a_fault_is_seen_and_one_build_is_refused(se
     assert (code, said["reason"]) == (2, "same_build")
     code, said, _ = run(urls["stock"], urls["oracle"], out="d")
     assert (code, said["reason"]) == (2, "dtype")
+
+
+def test_two_do_not_compare_into_one_directory_and_fresh_begins_anew(servers, run, tmp_path):
+    urls = {name: one.url for name, one in servers.items()}
+    code, said, file = run(urls["stock"], urls["twin"])
+    before = file.read_bytes()
+    with held(tmp_path / "out"):
+        for more in ((), ("--fresh",)):
+            code, refused, _ = run(urls["stock"], urls["twin"], *more)
+            assert code == 2 and "another process compares servers" in json.dumps(refused)
+    assert file.read_bytes() == before
+    code, again, _ = run(urls["stock"], urls["twin"], "--fresh")
+    assert code == 0 and again["tokens"] == said["tokens"]
 
 
 def test_whatever_fails_on_the_way_costs_requests_and_no_token_counts_twice(servers, run):

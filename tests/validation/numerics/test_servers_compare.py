@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fasttrack_validation.numerics.servers.compare import Scores, judged
+from fasttrack_validation.numerics.servers.compare import LEAST, Scores, judged
 from fasttrack_validation.numerics.whole_model.findings import Result
 
 COUNT, WORDS = 1500, 12
@@ -78,6 +78,23 @@ def test_an_equal_candidate_passes_and_faults_fail_where_they_are(oracle):
     assert any(check.name == "log_prob, median" for check in failed)
     noise = judged(made(arms | {"candidate": noisy(0.04)}))
     assert noise.result is Result.FAIL and "median" in noise.text
+
+
+def first(of, count):
+    """The first tokens of scores."""
+    return Scores(
+        of.prompts[:count], of.positions[:count], of.tokens[:count],
+        {name: column[:count] for name, column in of.log_probs.items()}, {name: rows[:count] for name, rows in of.tops.items()},
+    )  # fmt: skip
+
+
+def test_few_tokens_pass_nothing_and_still_fail_what_is_wrong():
+    honest = made({"oracle": same, "stock": fixed, "again-1": fixed, "candidate": fixed})
+    assert judged(first(honest, LEAST)).result is Result.PASS
+    few = judged(first(honest, LEAST - 1))
+    assert few.result is Result.INCONCLUSIVE and f"{LEAST - 1} tokens say little" in few.text
+    wrong = made({"oracle": same, "stock": fixed, "again-1": fixed, "candidate": noisy(2.0)})
+    assert judged(first(wrong, LEAST - 1)).result is Result.FAIL
 
 
 def test_without_noise_identical_answers_pass_and_others_are_not_decided():

@@ -2,6 +2,7 @@
 
 import copy
 import math
+import re
 
 import pytest
 from hypothesis import given
@@ -146,6 +147,15 @@ def test_what_a_server_does_not_say_may_be_stated_but_not_contradicted():
     assert who.declared == ("dtype",)
     with pytest.raises(UserError, match="it says build 0.14, --declare says 0.15"):
         ask(said.get, {"build": "0.15"})
+    # One version, two backends: who says more of a build than the server does not contradict it.
+    stock, _ = ask(said.get, {"build": "stock 0.14"})
+    other, _ = ask(said.get, {"build": "specialised 3f2a1b on 0.14"})
+    assert (stock.build, other.build, stock.declared) == ("stock 0.14", "specialised 3f2a1b on 0.14", ("build",))
+    different_builds({"stock": stock, "candidate": other})
+    for wrong in ("0.14.1", "specialised", "10.14+x", "v0.140"):
+        with pytest.raises(UserError, match=f"--declare says {re.escape(wrong)}") as refused:
+            ask(said.get, {"build": wrong})
+        assert "0.14+candidate" in refused.value.how
     said = {
         "/get_model_info": {"model_path": "org/K3", "tokenizer_path": "org/K3"},
         "/get_server_info": {"dtype": "bfloat16", "revision": "abc", "version": "0.5"},

@@ -20,6 +20,8 @@ from .journal import Piece
 
 ORACLE, STOCK, CANDIDATE = "oracle", "stock", "candidate"
 WORST = 10
+LEAST = 32
+"""Tokens, with fewer of which nothing passes: a median of a few is as near to the noise by chance as not"""
 _EASY = 0.1
 """Of the usual noise: as in whole_model"""
 _NO_NOISE = (
@@ -119,6 +121,8 @@ def judged(of: Scores) -> ServersVerdict:
     results = [check.result for check in checks]
     result = next((r for r in (Result.FAIL, Result.INCONCLUSIVE) if r in results), Result.PASS)
     text = next((c.message for c in checks if c.result is result and c.message), "within the noise")
+    if result is Result.PASS and len(of.tokens) < LEAST:
+        result, text = Result.INCONCLUSIVE, f"{len(of.tokens)} tokens say little: give prompts of {LEAST} and more"
     return ServersVerdict(
         result=result, reference=reference, tokens=len(of.tokens), noise=tuple(noise), deterministic=deterministic,
         checks=tuple(checks), flips=flips, spreads=tuple(spreads), text=text,

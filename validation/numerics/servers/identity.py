@@ -1,5 +1,6 @@
 """What a server says that it is, and whether two of them may be compared."""
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -35,9 +36,14 @@ def ask(get: Get, declared: Mapping[str, str]) -> tuple[Identity, Form]:
         raise UserError("it answers neither /v1/models nor /get_model_info", "name a vLLM, SGLang or fasttrack server")
     said = _said(models, version, info, get)
     form = Form.VLLM if isinstance(version, Mapping) else Form.SGLANG
+    if refines(declared.get("build"), said.get("build")):
+        said["build"] = None
     for name, value in declared.items():
         if said.get(name) not in (None, value):
-            raise UserError(f"it says {name} {said[name]}, --declare says {value}", "correct the file")
+            how = "correct the file"
+            if name == "build":
+                how = f"name {said[name]} in it, with what tells this build apart, such as \"{said[name]}+candidate\""
+            raise UserError(f"it says {name} {said[name]}, --declare says {value}", how)
     try:
         whole = Identity(**{**declared, **{name: value for name, value in said.items() if value is not None}})
     except ValidationError as error:
@@ -45,6 +51,13 @@ def ask(get: Get, declared: Mapping[str, str]) -> tuple[Identity, Form]:
         raise UserError(f"--declare: {error.errors()[0]['msg']}", how) from error
     operators = set(declared) - {name for name, value in said.items() if value is not None}
     return whole.model_copy(update={"declared": tuple(sorted(operators))}), form
+
+
+def refines(declared: str | None, said: str | None) -> bool:
+    """Whether the operator's word for a build names the version that the server says, and more: one version may run two backends."""
+    if not declared or not said or declared == said:
+        return False
+    return bool(re.search(rf"(?<![0-9A-Za-z.]){re.escape(said)}(?![0-9A-Za-z.])", declared))
 
 
 def _said(models: Any, version: Any, info: Any, get: Get) -> dict[str, str | None]:
@@ -89,6 +102,7 @@ def different_builds(who: Mapping[str, Identity]) -> None:
             raise Refused(
                 "same_build",
                 f"{known[identity.build]} and {name} are both build {identity.build}, which would be compared with "
-                "itself; where one version runs two backends, state each server's build with --declare",
+                "itself; where one version runs two backends, state each server's build with --declare, such as "
+                f"\"{identity.build}+{name}\"",
             )
         known[identity.build] = name

@@ -1,15 +1,15 @@
 """The last rung: errors by decade of decode steps, and by position of the attended token."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from torch import Tensor
 
 from ...records import Frozen
 from .calibration import RATIO, largest, typical
-from .checks import Check, Result, RungVerdict, Where
+from .checks import Check, Result, RungVerdict, Spread, Where
+from .table import BANDS, band_name, quantiles
 from .tokens import CANDIDATE, ORACLE
-
 
 CONTEXT = "context"
 ROUNDING = {"state": 8 * 2.0**-24}
@@ -24,11 +24,13 @@ class Point(Frozen):
     """state or output of the recurrence; context of attention, with its length where there are several"""
     at: int
     """Steps done, or position of the attended token"""
+    layer: int | None = None
+    """The first one of the model that computes so"""
     errors: dict[str, tuple[float, ...]]
     """Path -> relative error in the norm of each (stream, head)"""
 
 
-def moved(step: int, paths: Mapping[str, tuple[Tensor, Tensor]]) -> list[Point]:
+def moved(step: int, paths: Mapping[str, tuple[Tensor, Tensor]], layer: int | None = None) -> list[Point]:
     """Points behind `step` steps: path -> state [streams, heads, D, D] and output [streams, heads x D], the oracle's among
     them."""
     state, exact = paths[ORACLE]
@@ -39,21 +41,21 @@ def moved(step: int, paths: Mapping[str, tuple[Tensor, Tensor]]) -> list[Point]:
         return out.unflatten(1, (heads, -1))
 
     return [
-        Point(what="state", at=step, errors={name: _errors(own, state, 2) for name, (own, _) in others.items()}),
+        Point(what="state", at=step, layer=layer, errors={name: _errors(own, state, 2) for name, (own, _) in others.items()}),
         Point(
-            what="output", at=step,
+            what="output", at=step, layer=layer,
             errors={name: _errors(by_head(out), by_head(exact), 2) for name, (_, out) in others.items()},
         ),
     ]  # fmt: skip
 
 
 def attended(
-    positions: Sequence[int], exact: Tensor, paths: Mapping[str, Tensor], what: str = CONTEXT
+    positions: Sequence[int], exact: Tensor, paths: Mapping[str, Tensor], what: str = CONTEXT, layer: int | None = None
 ) -> list[Point]:  # fmt: skip
     """Points of attention: row i of every context [rows, heads, latent] looked for the token at `positions[i]`."""
     return [
         Point(
-            what=what, at=position,
+            what=what, at=position, layer=layer,
             errors={name: _errors(got[row][None], exact[row][None], 2) for name, got in paths.items()},
         )
         for row, position in enumerate(positions)
@@ -79,15 +81,31 @@ def judged(points: Sequence[Point], tp: int) -> RungVerdict:
     result = Result.FAIL if failed else Result.INCONCLUSIVE if open_ else Result.PASS
     return RungVerdict(
         rung="long_context", tp=tp, result=result, tokens=max((p.at for p in points), default=0), checks=tuple(checks),
-        first=failed[0].where if failed else None,
+        first=failed[0].where if failed else None, spreads=tuple(_spreads(points)),
         text=(failed or open_)[0].message if failed or open_ else "within the noise",
     )  # fmt: skip
+
+
+def _spreads(points: Sequence[Point]) -> Iterator[Spread]:
+    """Errors of each path by number of steps, and by band of attended positions."""
+    pooled: dict[tuple[str, str, str], list[float]] = {}
+    for point in points:
+        if point.what.startswith(CONTEXT):
+            band = band_name(next(b for b in BANDS if b[1] is None or point.at < b[1]))
+        else:
+            band = f"{point.at} step" + "s" * (point.at > 1)
+        for path, errors in point.errors.items():
+            pooled.setdefault((point.what, band, path), []).extend(errors)
+    for (metric, band, path), errors in pooled.items():
+        median, p999, maximum = quantiles(np.array(errors))
+        yield Spread(metric=metric, band=band, path=path, values=len(errors), median=median, p999=p999, maximum=maximum)
 
 
 def _held(name: str, own: np.ndarray, noise: Mapping[str, np.ndarray], points: Sequence[Point]) -> list[Check]:
     middle, top = typical(own, noise), largest(own, noise)
     row = top.first if top.first is not None else top.row
-    where = Where(unit=name, position=points[row if len(points) > 1 else 0].at)
+    point = points[row if len(points) > 1 else 0]
+    where = Where(unit=name, layer=point.layer, position=point.at)
     over = middle.exceeded
     result = Result.PASS if over is False else Result.FAIL if over else Result.INCONCLUSIVE
     return [

@@ -79,7 +79,8 @@ def _stepped(
     from ...contracts.kimi_k3.numerics import long_state
     from . import long_steps
 
-    drift, marks = long_state.Drift(Architecture.from_config(), LONG_TP, settings.seed, device), long_state.decades(settings.steps)
+    of = Architecture.from_config()
+    drift, marks = long_state.Drift(of, LONG_TP, settings.seed, device), long_state.decades(settings.steps)
     again = {f"again-{n}": drift.again(n) for n in range(1, settings.replicas + 1)}
     paths = contestants(drift, {ORACLE: drift.oracle(), STOCK: drift.plain(), **again})
     kept = states / "paths.safetensors" if states else None
@@ -87,7 +88,7 @@ def _stepped(
     own = elsewhere(marks)
     return [
         point for step in marks
-        for point in long_rung.moved(step, found[step] | ({CANDIDATE: own[step]} if own else {}))
+        for point in long_rung.moved(step, found[step] | ({CANDIDATE: own[step]} if own else {}), of.kda_layers[0])
     ]  # fmt: skip
 
 
@@ -103,7 +104,7 @@ def _attended(settings: Settings, candidate: Callable[[Any, Any, Any], Any]) -> 
         got = long_attention.contexts(LONG_TP, context, settings.seed, settings.replicas)
         at, inputs, positions = long_state.needles(of, LONG_TP, context, settings.seed)
         got[CANDIDATE] = candidate(contracts(of)["mla_core"], at, inputs)
-        return long_rung.attended(positions, got.pop(ORACLE), got, what)
+        return long_rung.attended(positions, got.pop(ORACLE), got, what, of.mla_layers[0])
 
     several = len(settings.contexts) > 1
     names = {context: f"context of {context}" if several else long_rung.CONTEXT for context in settings.contexts}

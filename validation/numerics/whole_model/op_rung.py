@@ -12,6 +12,7 @@ from ...contracts.base import OpContract, Workload
 from ...records import Frozen
 from ...tensors import torch_dtype
 from ..calibrate import Decision, Measurement, Ruling, decide, measure
+from ..errors import Location
 from .checks import Check, Result, RungVerdict, Where
 from .lines import Lines
 
@@ -30,6 +31,8 @@ class Exam(Frozen):
     rows: int
     distribution: str
     workload: str
+    layers: tuple[int, ...] = ()
+    """Those that run the op"""
     rulings: tuple[Ruling, ...]
 
     @property
@@ -54,10 +57,12 @@ def sit(contract: OpContract, at: Workload, distribution: str, seed: int, run: R
             found[name].append(measure(comparison, expected[name], plain[name], value, owners))
         if all(_enough(trials) for trials in found.values()):
             break
+    from ...contracts.kimi_k3.numerics import op_exams
+
     rulings = [decide(comparison, found[comparison.tensor]) for comparison in contract.comparisons]
     return Exam(
         op=contract.op, tp=at.axes["tp"], rows=at.axes["rows"], distribution=distribution, workload=at.name,
-        rulings=tuple(rulings),
+        layers=op_exams.layers(contract), rulings=tuple(rulings),
     )  # fmt: skip
 
 
@@ -147,10 +152,30 @@ def _checks(exam: Exam) -> Iterable[Check]:
         own, plain = ruling.candidate, ruling.plain
         fail = ruling.decision is not Decision.PASS
         name = f"{exam.op} tp{exam.tp} rows {exam.rows} {exam.distribution}: {ruling.tensor}"
-        row = next((at.row for at in ruling.worst), None)
+        worst = next(iter(ruling.worst), None)
         yield Check(
             name=name, band="all", result=Result.FAIL if fail else Result.PASS, values=own.values if own else 0,
             candidate=own.median if own else 0.0, noise=plain.median if plain else 0.0,
-            limit=1.25 * plain.median if plain else 0.0, message=f"{exam.op}, {exam.distribution}: {ruling.message}" if fail else "",
-            where=Where(unit=exam.op, pool=ruling.tensor, request=row) if fail else None,
+            limit=1.25 * plain.median if plain else 0.0, message=f"{exam.op} ({_among(exam.layers)}), {exam.distribution}: {ruling.message}" if fail else "",
+            where=_where(exam, ruling.tensor, worst) if fail else None,
         )  # fmt: skip
+
+
+def _where(exam: Exam, tensor: str, worst: Location | None) -> Where:
+    """Every layer that runs the op has the mistake: the first one. An exam's rows are tokens at places of their own."""
+    return Where(
+        unit=exam.op, layer=exam.layers[0] if exam.layers else None, pool=tensor,
+        position=worst.index[0] if worst else None, request=worst.row if worst else None,
+    )  # fmt: skip
+
+
+def _among(layers: Sequence[int]) -> str:
+    """Numbers in short: layers 1 to 3, 5."""
+    runs: list[list[int]] = []
+    for number in layers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    said = ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs)
+    return f"layers {said}" if layers else "behind all layers"

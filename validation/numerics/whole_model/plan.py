@@ -1,6 +1,6 @@
 """Which units the ladder consists of. Pure: settings in, units out."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -15,6 +15,12 @@ PROMPT = 40
 """Tokens that are read before decode steps begin"""
 WIDTH = 8
 """Tokens of a verify step at most"""
+TOGETHER = 4
+"""The same, where two requests bring as many side by side"""
+FAR = 1100
+"""Tokens in front of those that are decoded in the second band of positions"""
+SIZES = {"cpu": (2, 3, 4, 5), "cuda": (2, 3, 4, 5, 9, 17, 33)}
+"""Rows of a batch, by where the decode path runs: every size of a graph, and one row beside it. The interpreter stops at eight"""
 
 LongContext = Annotated[int, Field(ge=256)]
 
@@ -64,7 +70,7 @@ def works(settings: Settings, of: Material) -> list[Work]:
     found: list[Work] = []
     for tp in settings.tps:
         if RungName.TEACHER_FORCED in settings.rungs:
-            found.append(_teacher_forced(settings, of, tp))
+            found += _teacher_forced(settings, of, tp)
         if RungName.BATCH_SWEEP in settings.rungs:
             found += _sweep(settings, of, tp) if tp == settings.main_tp else [_batch(settings, of, tp, 3, 2)]
         if RungName.GREEDY in settings.rungs and tp == settings.main_tp:
@@ -72,11 +78,21 @@ def works(settings: Settings, of: Material) -> list[Work]:
     return found
 
 
-def _teacher_forced(settings: Settings, of: Material, tp: int) -> Work:
+def _teacher_forced(settings: Settings, of: Material, tp: int) -> list[Work]:
+    """A stream whose prompt is read in prefill steps. At the main TP the same once more, token by token from its first on; and another
+    one, in which only tokens far from the beginning are decoded."""
     decoded = settings.tokens if tp == settings.main_tp else max(settings.tokens // 8, 4)
     stream = of.stream(PROMPT + decoded + 1, settings.seed)
-    unit = Unit(RungName.TEACHER_FORCED, "stream", tp, 1, len(stream) + 1)
-    return Work(unit, lambda: scenarios.teacher_forced(stream, PROMPT))
+
+    def work(name: str, tokens: Sequence[int], prompt: int, *, watched: bool = True) -> Work:
+        unit = Unit(RungName.TEACHER_FORCED, name, tp, 1, len(tokens) + 1)
+        return Work(unit, lambda: scenarios.teacher_forced(tokens, prompt, watched=watched))
+
+    found = [work("stream", stream, PROMPT)]
+    if tp == settings.main_tp:
+        distant = of.stream(FAR + max(settings.tokens // 2, 8) + 1, settings.seed + 50)
+        found += [work("decoded", stream, 1), work("far", distant, FAR, watched=False)]
+    return found
 
 
 def _greedy(settings: Settings, of: Material, tp: int) -> Work:
@@ -87,7 +103,8 @@ def _greedy(settings: Settings, of: Material, tp: int) -> Work:
 
 
 def _batch(settings: Settings, of: Material, tp: int, rows: int, steps: int, padded: tuple[int, ...] = ()) -> Work:
-    prompts = [PROMPT // 2 + 5 * row for row in range(rows)]
+    # Of a large batch short ones: what is looked at is that rows do not meet, not how far they reach.
+    prompts = [PROMPT // 2 + 5 * row if rows <= 8 else 4 + row % 7 for row in range(rows)]
     streams = [of.stream(prompt + steps + 2, settings.seed + 200 + row) for row, prompt in enumerate(prompts)]
     every = rows + len(padded)
     # The smallest graph that holds the rows: where it is larger, the rest of it is padding.
@@ -109,14 +126,17 @@ def _sweep(settings: Settings, of: Material, tp: int) -> list[Work]:
         return Work(Unit(rung, name, tp, requests, size, width, buckets), actions)
 
     return [
-        # Every size of a graph up to four rows, and one row beside each.
-        *(_batch(settings, of, tp, rows, steps) for rows in (2, 3, 4, 5)),
+        *(_batch(settings, of, tp, rows, steps) for rows in SIZES[settings.device]),
         _batch(settings, of, tp, 2, steps, padded=(1,)),
         work("mixed-prefill", 2, lambda: scenarios.mixed_prefill(others[:2], PROMPT, steps), buckets=(1, 2)),
         work(
-            "verify-draft", 1, lambda: scenarios.verify(long, PROMPT, of.propose, WIDTH, 8 * steps), width=WIDTH
+            "verify-draft", 1, lambda: scenarios.verify(long, PROMPT, of.propose, WIDTH, 8 * steps),
+            width=WIDTH, buckets=(1, WIDTH),
         ),
-        # On the decode path's own kernels, whose interpreter takes its time: the one above is left to the stock path.
+        work(
+            "verify-together", 2, lambda: scenarios.verify_together(others[:2], PROMPT, of.propose, TOGETHER, steps),
+            width=TOGETHER, buckets=(2, 2 * TOGETHER),
+        ),
         work(
             "verify-every", 1, lambda: scenarios.verify_every(long, PROMPT, _verified(steps), of.vocabulary),
             width=WIDTH, buckets=(1, WIDTH),

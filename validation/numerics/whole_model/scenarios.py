@@ -29,9 +29,9 @@ def decode(rows: Sequence[tuple[int, int, int | None]]) -> Action:
     return Action(Kind.DECODE, requests, (1,) * len(rows), tokens, targets, accepted)
 
 
-def teacher_forced(stream: Sequence[int], prompt: int) -> Actions:
-    """A prompt, watched as well, then token by token to the stream's end."""
-    yield from prefill(0, stream[: prompt + 1], watched=True)
+def teacher_forced(stream: Sequence[int], prompt: int, *, watched: bool = True) -> Actions:
+    """A prompt, `watched` as well or not, then token by token to the stream's end."""
+    yield from prefill(0, stream[: prompt + 1], watched=watched)
     for place in range(prompt, len(stream) - 1):
         yield decode([(0, stream[place], stream[place + 1])])
 
@@ -91,6 +91,31 @@ def verify(
         kept = 1 + _agreeing(proposed, stream[place + 1 :])
         yield _verifying(stream, place, proposed, kept)
         place += kept
+
+
+def verify_together(
+    streams: Sequence[Sequence[int]], prompt: int, propose: Propose, width: int, steps: int
+) -> Actions:  # fmt: skip
+    """Requests that verify side by side, each with its own proposals and its own accepted count; an ordinary step behind every
+    other one."""
+    for request, stream in enumerate(streams):
+        yield from prefill(request, stream[: prompt + 1])
+    places = [prompt] * len(streams)
+    for step in range(steps):
+        own = []
+        for request, (stream, place) in enumerate(zip(streams, places, strict=True)):
+            # Of a draft head that is always wrong all counts would be one.
+            right = [*stream[place + 1 : place + 1 + (step + request) % width]]
+            proposed = (right + propose(stream[: place + 1], width - 1))[: width - 1]
+            own.append(_verifying(stream, place, proposed, 1 + _agreeing(proposed, stream[place + 1 :])))
+        yield Action(
+            Kind.DECODE, tuple(range(len(streams))), *(sum((getattr(one, name) for one in own), ())
+            for name in ("counts", "tokens", "targets", "accepted")),
+        )  # fmt: skip
+        places = [place + one.accepted[0] for place, one in zip(places, own, strict=True)]
+        if step % 2:
+            yield decode([(r, s[p], s[p + 1]) for r, (s, p) in enumerate(zip(streams, places, strict=True))])
+            places = [place + 1 for place in places]
 
 
 def verify_every(stream: Sequence[int], prompt: int, width: int, vocabulary: int) -> Actions:

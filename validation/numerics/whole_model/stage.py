@@ -1,15 +1,14 @@
 """The numerics stage in process: runs what is not there yet, keeps all of it, and judges what is kept."""
 
-import fcntl
-import os
 import shutil
 import threading
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from ...durable import held
 from ...errors import UserError
 from .bench import Bench, Stopped
 from .cards import CPU, CUDA
@@ -30,7 +29,7 @@ class Stage:
         """Everything that is not there yet; then the verdict, which is written beside the records."""
         out = self.job.out
         out.mkdir(parents=True, exist_ok=True)
-        with _alone(out):
+        with alone(out):
             return self._run(say)
 
     def _run(self, say: Say) -> StageVerdict:
@@ -95,17 +94,14 @@ def _next(pieces: deque[str]) -> str | None:
 
 
 @contextmanager
-def _alone(out: Path) -> Iterator[None]:
+def alone(out: Path) -> Iterator[None]:
     """Holds a run's directory. UserError where another process does."""
-    directory = os.open(out, os.O_RDONLY | os.O_CLOEXEC)
-    try:
+    with ExitStack() as stack:
         try:
-            fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            stack.enter_context(held(out))
         except BlockingIOError as error:
             raise UserError(f"another process runs the stage in {out}", "wait for it, or give another --out") from error
         yield
-    finally:
-        os.close(directory)
 
 
 def _tidy(out: Path) -> None:
@@ -115,12 +111,26 @@ def _tidy(out: Path) -> None:
         shutil.rmtree(out / finished.name.replace(".jsonl.gz", ".states"), ignore_errors=True)
 
 
+_SOURCES = {
+    "harness": "harness (the sources of what runs and judges)", "candidate": "candidate (the model directory's sources)",
+}  # fmt: skip
+
+
 def _claim(out: Path, subject: Subject) -> None:
     """Marks the directory as this subject's. UserError where it is another one's."""
     file = out / MANIFEST
     if file.exists():
         if (other := subject_of(out)) != subject:
             differing = [name for name, value in subject if getattr(other, name) != value]
-            raise UserError(f"{out} holds a run of another subject ({', '.join(differing)} differ)", "give another --out")
+            said = ", ".join(_SOURCES.get(name, name) for name in differing)
+            said += " differ"
+            changed = [
+                f"{name} is {getattr(other.settings, name)}, not {value}"
+                for name, value in subject.settings if getattr(other.settings, name) != value
+            ]  # fmt: skip
+            if changed:
+                said += f": {', '.join(changed)}"
+            how = "give another --out, or --fresh to begin anew"
+            raise UserError(f"{out} holds a run of another subject ({said})", how)
         return
     write(file, subject.canonical_json() + "\n")

@@ -81,8 +81,7 @@ def judge(out: Path) -> StageVerdict:
             verdicts.append(op_rung.judged([exam for exam in exams if exam.tp == tp]))
     verdicts += [findings.judged(units) for _, units in sorted(groups.items(), key=lambda item: _order(*item[0]))]
     if (out / LONG).exists():
-        points = [long_rung.Point.model_validate(item) for item in read_lines(out / LONG, subject)]
-        verdicts.append(long_rung.judged(points, LONG_TP))
+        verdicts.append(long_rung.judged(long_points(out), LONG_TP))
     kept = {unit.header.unit for units in groups.values() for unit in units}
     not_run = tuple(_missing(subject, verdicts, kept))
     results = {verdict.result for verdict in verdicts}
@@ -94,6 +93,11 @@ def judge(out: Path) -> StageVerdict:
         result = Result.PASS
     evidence = {file.name: sha256(file.read_bytes()) for file in tokens.units(out)}
     return StageVerdict(subject=subject, result=result, rungs=tuple(verdicts), not_run=not_run, evidence=evidence)
+
+
+def long_points(out: Path) -> list[long_rung.Point]:
+    """What is kept of the long rung in `out`."""
+    return [long_rung.Point.model_validate(item) for item in read_lines(out / LONG, subject_of(out))]
 
 
 class Worst(Frozen):

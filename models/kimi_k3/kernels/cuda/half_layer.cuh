@@ -219,7 +219,8 @@ struct HalfLayer {
             arrive_together(barrier), wait_together(barrier);
         stage(1);
 
-        // Front.
+        // Front. What follows may be brought to the multiprocessors as they become free.
+        asm volatile("griddepcontrol.launch_dependents;");
         uint4 x[Front::kHeld];
         read_normed<Front>(x, kAlone ? near : normed, rows);
         sync_consumers();  // `near` lies in the scratch of the product

@@ -76,6 +76,9 @@ def test_the_op_rung_finds_what_an_op_can_do_wrong(paths, name):
         decisions[run] = op_rung.judged(exams)
     wrong, right = decisions.values()
     assert wrong.result is Result.FAIL and wrong.first.unit == fault.op
+    # Where it is: the first layer that runs the op, a row, a tensor.
+    layers = op_exams.layers(contract)
+    assert wrong.first.layer == layers[0] and wrong.first.position is not None and wrong.first.pool
     assert right.result is Result.PASS
 
 
@@ -85,7 +88,13 @@ def test_the_long_state_tells_a_narrow_decay_from_noise(name, result):
     sections = long_sections.plain(settings, FAULTS.get(name), lambda step: None)
     points = [point for compute in sections.values() for point in compute()]
     assert {point.at for point in points if point.what == "state"} == {1, 10, 30}
-    assert long_rung.judged(points, long_sections.LONG_TP).result is result
+    verdict = long_rung.judged(points, long_sections.LONG_TP)
+    assert verdict.result is result
+    # Layer 0 of the published model is a KDA layer; errors are there by number of steps.
+    if name:
+        assert verdict.first.layer == 0 and verdict.first.position in (1, 10, 30)
+    bands = {(spread.metric, spread.band) for spread in verdict.spreads}
+    assert {("state", "1 step"), ("state", "30 steps"), ("output", "10 steps"), ("context", "0-1k")} <= bands
 
 
 def test_a_token_that_is_looked_for_far_back_is_found_there():

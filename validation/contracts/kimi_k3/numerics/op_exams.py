@@ -1,6 +1,7 @@
 """The ops at the widths of a small checkpoint: contracts, a workload of each, and tensors laid out as it says."""
 
 from collections.abc import Mapping
+from functools import cache
 from random import Random
 
 import torch
@@ -10,6 +11,7 @@ from ....tensors import torch_dtype
 from ...base import OpContract, TensorRole, Workload
 from .. import load
 from ..architecture import Architecture
+from ..graph import step
 from ..kda_decode import layout as kda_layout
 from ..kda_verify import layout as verify_layout
 from ..op import Layout
@@ -32,6 +34,20 @@ def workload(op: OpContract, tp: int, rows: int, seed: int) -> Workload:
     if op.op == "kda_verify":
         return verify_layout.varied_to(op.architecture.kda_shard(tp), name, rows, random)
     return op.at(tp, rows, Layout(random), name)
+
+
+@cache
+def _readers(of: Architecture, tokens: int) -> Mapping[str, tuple[int, ...]]:
+    found: dict[str, set[int]] = {}
+    for name, node in step(of, tokens=tokens).nodes.items():
+        number = name.partition(".")[0]
+        found.setdefault(node.op, set()).update({int(number)} if number.isdigit() else ())
+    return {op: tuple(sorted(layers)) for op, layers in found.items()}
+
+
+def layers(op: OpContract) -> tuple[int, ...]:
+    """Numbers of the layers that run an op, in a step of one token a request or of several; none behind the last one."""
+    return _readers(op.architecture, 1).get(op.op) or _readers(op.architecture, 2).get(op.op, ())
 
 
 def laid(op: OpContract, at: Workload, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:

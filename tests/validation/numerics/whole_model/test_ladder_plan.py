@@ -1,0 +1,97 @@
+"""Which units there are, and what their scenarios do: positions, sizes of graphs, what verify steps keep."""
+
+from collections import Counter
+
+import pytest
+from fasttrack_validation.numerics.whole_model import scenarios
+from fasttrack_validation.numerics.whole_model.pieces import plan_material
+from fasttrack_validation.numerics.whole_model.plan import FAR, PROMPT, TOGETHER, WIDTH, Material, Settings, works
+from fasttrack_validation.numerics.whole_model.scenario import Kind, RungName
+
+COUNTING = Material(stream=lambda count, seed: [n % 12 for n in range(count)], propose=lambda seen, count: [11] * count, vocabulary=12)
+
+
+def actions(generator):
+    """All actions, with an oracle that always says 5."""
+    found = [next(generator)]
+    while True:
+        watched = [5 for target in found[-1].targets if target is not None]
+        try:
+            found.append(generator.send(tuple(watched)))
+        except StopIteration:
+            return found
+
+
+def units(**settings):
+    return {work.unit.key: work for work in works(Settings(**settings), COUNTING)}
+
+
+def decoded(work):
+    return [action for action in actions(work.actions()) if action.kind is Kind.DECODE]
+
+
+def test_a_stream_is_read_in_prefill_and_again_token_by_token():
+    found = units(tokens=16)
+    stream, alone = (found[f"teacher_forced-tp1-{name}"] for name in ("stream", "decoded"))
+
+    def targets(work):
+        return [target for action in actions(work.actions()) for target in action.targets]
+
+    assert targets(stream) == targets(alone) and len(targets(alone)) == PROMPT + 16
+    assert [len(decoded(work)) for work in (stream, alone)] == [16, PROMPT + 15]
+    assert not any(key.endswith("decoded") for key in found if "-tp8-" in key)
+
+
+def test_tokens_beyond_the_first_band_are_decoded():
+    work = units(tokens=16)["teacher_forced-tp1-far"]
+    everything = actions(work.actions())
+    read = sum(len(action.tokens) for action in everything if action.kind is Kind.PREFILL)
+    assert read == FAR >= 1024 and not any(t is not None for a in everything if a.kind is Kind.PREFILL for t in a.targets)
+    assert len(decoded(work)) == 8 and work.unit.max_tokens > FAR + 8
+
+
+@pytest.mark.parametrize(("device", "sizes"), [("cpu", {2, 4, 8}), ("cuda", {2, 4, 8, 16, 32, 64})])
+def test_every_size_of_a_graph_is_decoded_full_or_with_one_row_beside_the_next_smaller(device, sizes):
+    found = units(tokens=16, device=device)
+    rows = {key: work for key, work in found.items() if key.startswith("batch_sweep-tp1-rows") and "padded" not in key}
+    assert {work.unit.buckets[0] for work in rows.values()} == sizes
+    for work in rows.values():
+        (count,) = {len(action.requests) for action in decoded(work)}
+        assert count == work.unit.requests and work.unit.buckets[0] // 2 < count <= work.unit.buckets[0]
+
+
+def test_steps_of_a_draft_head_have_an_executor():
+    """Rows of a verify step: tokens of a request times the requests of a size that holds them."""
+    for name, width, requests in (("verify-draft", WIDTH, 1), ("verify-every", WIDTH, 1), ("verify-together", TOGETHER, 2)):
+        unit = units(tokens=64)[f"batch_sweep-tp1-{name}"].unit
+        assert unit.width == width and unit.requests == requests
+        assert width * requests in {width * bucket for bucket in unit.buckets if width * bucket <= unit.buckets[-1]}
+        assert requests in unit.buckets
+
+
+@pytest.mark.parametrize("steps", [2, 8])
+def test_requests_that_verify_together_keep_counts_of_their_own(steps):
+    streams = [[(7 * n + r) % 11 for n in range(200)] for r in range(2)]
+    found = actions(scenarios.verify_together(streams, 20, lambda seen, count: [11] * count, 4, steps))
+    places, kept = [20, 20], Counter()
+    for action in found:
+        if action.kind is not Kind.DECODE:
+            continue
+        assert action.requests == (0, 1)
+        row = 0
+        for request, (count, accepted) in enumerate(zip(action.counts, action.accepted, strict=True)):
+            tokens, targets = action.tokens[row : row + count], action.targets[row : row + count]
+            here = streams[request][places[request] :]
+            assert list(tokens[:accepted]) == here[:accepted] and list(targets[:accepted]) == here[1 : accepted + 1]
+            assert accepted == count or tokens[accepted] != here[accepted]
+            kept[accepted] += count > 1
+            places[request] += accepted
+            row += count
+    assert sum(kept.values()) == 2 * steps and len(kept) >= 2
+
+
+def test_the_real_material_fills_every_unit():
+    of = plan_material()
+    for work in works(Settings(tokens=16, device="cuda", rungs=tuple(r for r in RungName)), of):
+        if work.unit.rung != RungName.GREEDY:
+            assert all(0 <= token < of.vocabulary for action in actions(work.actions()) for token in action.tokens)
