@@ -102,12 +102,28 @@ class Spread(_Read):
     maximum: float
 
 
+class _Flips(_Read):
+    flips: dict[str, int]
+    ties: int
+    bugs: int
+
+
+class _Place(_Read):
+    unit: str
+    layer: int | None = None
+    position: int | None = None
+    pool: str | None = None
+
+
 class _Rung(_Read):
     rung: str
     tp: int
     result: str
     tokens: int
     spreads: tuple[Spread, ...] = ()
+    flips: _Flips | None = None
+    first: _Place | None = None
+    text: str = ""
 
 
 class _Numerics(_Read):
@@ -123,12 +139,23 @@ class RungResult(Frozen):
     result: str
     tokens: int
     spreads: tuple[Spread, ...]
+    flips: _Flips | None = None
+    first: _Place | None = None
+    text: str = ""
 
-
-class _Flips(_Read):
-    flips: dict[str, int]
-    ties: int
-    bugs: int
+    @property
+    def standing(self) -> str:
+        """Flips of the likeliest token, and where the earliest thing is that is not right; nothing where a rung has neither."""
+        said = []
+        if self.flips:
+            own = self.flips.flips.get("candidate", 0)
+            said.append(f"top-1 flips: candidate {own} ({self.flips.ties} ties, {self.flips.bugs} bugs), "
+                        f"stock path {self.flips.flips.get('stock', 0)}")  # fmt: skip
+        if self.first:
+            place = (("layer", self.first.layer), ("position", self.first.position))
+            where = [f"{name} {value}" for name, value in place if value is not None] + [self.first.pool or "", self.first.unit]
+            said.append(f"first out: {', '.join(filter(None, where))}: {self.text}")
+        return "; ".join(said)
 
 
 class _Servers(_Read):
@@ -178,7 +205,7 @@ def exam_results(files: Mapping[str, bytes]) -> tuple[ExamResult, ...]:
 def rung_results(files: Mapping[str, bytes]) -> tuple[RungResult, ...]:
     """Every rung that ran. UserError for a file that is no verdict of a numerics stage."""
     return tuple(
-        RungResult(source=path, **{name: getattr(one, name) for name in ("rung", "tp", "result", "tokens", "spreads")})
+        RungResult(source=path, **{name: getattr(one, name) for name in _Rung.model_fields})
         for path, record in _read(files, "evidence/numerics/[^/]+", "numerics", _Numerics) for one in record.rungs
     )  # fmt: skip
 

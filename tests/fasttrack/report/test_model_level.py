@@ -55,6 +55,20 @@ def test_the_chart_is_logarithmic():
     assert charts(()) == ()
 
 
+def test_flips_and_the_first_thing_that_is_not_right_are_told():
+    flips = {"tokens": 104, "flips": {"candidate": 3, "stock": 2, "again-1": 4}, "ties": 2, "bugs": 1, "margin_limit": 5.0}
+    first = {"unit": "teacher_forced-tp8-stream", "layer": 4, "position": 57, "request": 0, "pool": "recurrent_state"}
+    rung = RUNGS["rungs"][0] | {"result": "fail", "flips": flips, "first": first, "text": "router of layer 4: 9 <times> the noise"}
+    told = rung_results({"evidence/numerics/a.json": json.dumps({"rungs": [rung]}).encode()})
+    said = ("top-1 flips: candidate 3 (2 ties, 1 bugs), stock path 2; first out: layer 4, position 57, recurrent_state, "
+            "teacher_forced-tp8-stream: router of layer 4: 9 <times> the noise")  # fmt: skip
+    assert told[0].standing == said
+    text, page = render(data().model_copy(update={"rungs": told}))
+    assert "candidate 3 (2 ties, 1 bugs)" in text and "candidate 3 (2 ties, 1 bugs)" in page
+    assert "9 &lt;times&gt; the noise" in page and "<times>" not in page
+    assert rung_results(FILES)[0].standing == ""
+
+
 def test_the_page_stays_within_the_rules_of_the_lane():
     text, page = render(data())
     assert list(check_contents("report/design.html", page.encode(), Limits())) == []
