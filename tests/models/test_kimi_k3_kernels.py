@@ -66,6 +66,7 @@ def test_constants_of_the_other_kernels_are_those_of_the_published_model():
         "SLICES": 8,
         "STRUCTURES": ("resident", "spread"),
         "RESIDENT_ROWS": 16,
+        "FLOWING_ROWS": 8,
         "UP_ROWS": 8,
     }
     assert module_constants(KERNELS / "moe_half.py") == {"EXPERTS": moe.experts, "NORM_EPS": of.eps.backbone}

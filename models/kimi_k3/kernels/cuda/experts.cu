@@ -49,7 +49,6 @@
 #define STAGE_BYTES (FIRST_BYTES > SECOND_BYTES ? FIRST_BYTES : SECOND_BYTES)
 static_assert(LATENT % (64 * SLICES) == 0 && CHANNELS % 64 == 0, "slices and chunks are whole");
 static_assert(!FLOWS || (SPREAD && ROUTE), "what is counted is cleared behind the choice");
-static_assert((unsigned long long)MOST_UNITS * SECOND_BLOCKS * (BLOCKS * WARPS + 1) < 1ull << 32, "parts are found in 32 bits");
 static_assert(SPREAD || (MOST_ROWS <= 16 && 2 * BLOCKS >= SECOND_BLOCKS), "a block keeps the products of all places");
 
 typedef float Slice[16][8];
@@ -135,9 +134,8 @@ __device__ __forceinline__ float added_slices(const Slice* partial, int row, int
   return total;
 }
 
-// Part `index` of PARTS equal parts of `total`: its first. The parts are known when this is compiled: a division is a product.
-template <u32 PARTS>
-__device__ __forceinline__ int part(u32 total, u32 index) { return total * index / PARTS; }
+// Part `index` of `parts` equal parts of `total`: its first.
+__device__ __forceinline__ int part(int total, int index, int parts) { return (long long)total * index / parts; }
 
 // x [rows, LATENT] bf16, rows x_stride apart; activation [rows * TOP, CHANNELS] bf16 and, with SPREAD, outputs
 // [rows * TOP, LATENT] float32 are scratch; barrier: see grid_barrier; routed [rows, LATENT] bf16.
@@ -172,15 +170,18 @@ experts(
   Shared& s = *(Shared*)memory;
   Units& u = s.units;
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, group = warp / SLICES, slice = warp % SLICES;
-  constexpr u32 workers = BLOCKS * GROUPS;
-  const int worker = blockIdx.x * GROUPS + group, places = rows * TOP;
+  const int worker = blockIdx.x * GROUPS + group, workers = gridDim.x * GROUPS, places = rows * TOP;
   // One row chooses in every block for itself; but where products go through memory anyway, as others do.
   const bool one_row = !FLOWS && MOST_ROWS == 8 && rows == 1;
-  asm volatile("griddepcontrol.wait;" ::: "memory");
 #if ROUTE
   // Asked for ahead of all weights, behind which it would queue for microseconds.
   Candidates among = {};
   if (one_row || blockIdx.x < rows) among = candidates(logits + (size_t)(one_row ? 0 : blockIdx.x) * logits_stride, bias);
+#endif
+#if UP
+  prefetch_shares(every_routed, RANKS, rows, LATENT, routed_stride, routed_row_stride);
+  prefetch_shares(every_shared, RANKS, rows, COLUMNS, shared_stride, shared_row_stride);
+  prefetch_shares(residual, 1, rows, COLUMNS, 0, residual_stride);
 #endif
   WeightStream<STAGES, STAGE_BYTES> stream(s.stages[warp][0], s.arrived[warp]);
   if (lane == 0) {
@@ -196,8 +197,8 @@ experts(
   // stage `first_end`, `second_count` of W2. It may ask for the first `known` of them.
   int shared_block = 0, shared_count = 0, first = 0, first_end = 0, second = 0, second_count = 0, known = 0;
 #if SHARED
-  shared_block = part<workers>(SHARED_BLOCKS, worker);
-  known = shared_count = part<workers>(SHARED_BLOCKS, worker + 1) - shared_block;
+  shared_block = part(SHARED_BLOCKS, worker, workers);
+  known = shared_count = part(SHARED_BLOCKS, worker + 1, workers) - shared_block;
 #endif
   int ask_unit = 0, ask_block = 0;
   const auto ask = [&] {
@@ -254,8 +255,8 @@ experts(
   if (!SPREAD && (!ROUTE || !one_row) && threadIdx.x < places) s.weights[threadIdx.x] = weights[threadIdx.x];
   __syncthreads();
   list_units(u, s.listing, chosen, places);
-  first = part<workers>(u.count * FIRST_BLOCKS, worker);
-  known = first_end = shared_count + part<workers>(u.count * FIRST_BLOCKS, worker + 1) - first;
+  first = part(u.count * FIRST_BLOCKS, worker, workers);
+  known = first_end = shared_count + part(u.count * FIRST_BLOCKS, worker + 1, workers) - first;
   STAMP(2);
 #if SHARED
   // Rings are full of the shared expert: memory brings the first weights of the others as far as the L2, and a warp asks for
@@ -267,11 +268,6 @@ experts(
   }
 #endif
   ask_all();
-#if UP
-  prefetch_shares<RANKS, LATENT>(every_routed, rows, routed_stride, routed_row_stride);
-  prefetch_shares<RANKS, COLUMNS>(every_shared, rows, shared_stride, shared_row_stride);
-  prefetch_shares<1, COLUMNS>(residual, rows, 0, residual_stride);
-#endif
   int turn = 0;
 #if SHARED
   {
@@ -371,11 +367,10 @@ experts(
     hand_on();
   }
 
-  constexpr int blocks = BLOCKS;
-  const int units = u.count, own_blocks = (SECOND_BLOCKS - (int)blockIdx.x + blocks - 1) / blocks;
+  const int units = u.count, blocks = gridDim.x, own_blocks = (SECOND_BLOCKS - (int)blockIdx.x + blocks - 1) / blocks;
   const int own_units = (units - warp + WARPS - 1) / WARPS;
-  second = SPREAD ? part<BLOCKS * WARPS>(units * SECOND_BLOCKS, blockIdx.x * WARPS + warp) : 0;
-  second_count = SPREAD ? part<BLOCKS * WARPS>(units * SECOND_BLOCKS, blockIdx.x * WARPS + warp + 1) - second
+  second = SPREAD ? part(units * SECOND_BLOCKS, blockIdx.x * WARPS + warp, gridDim.x * WARPS) : 0;
+  second_count = SPREAD ? part(units * SECOND_BLOCKS, blockIdx.x * WARPS + warp + 1, gridDim.x * WARPS) - second
                         : max(own_units, 0) * max(own_blocks, 0);
   known += second_count;
   ask_all();
@@ -480,7 +475,6 @@ experts(
 #if UP
   // What this rank sends is there; here ranks exchange.
   STAMP(7);
-  asm volatile("griddepcontrol.launch_dependents;");
   if (!grid_barrier(barrier)) return;
   STAMP(8);
   const UpTensors t = {up, latent_norm, every_routed, every_shared, residual, stream_out, normed, routed_stride,

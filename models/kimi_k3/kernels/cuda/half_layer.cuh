@@ -219,8 +219,7 @@ struct HalfLayer {
             arrive_together(barrier), wait_together(barrier);
         stage(1);
 
-        // Front. What follows may be brought to the multiprocessors as they become free.
-        asm volatile("griddepcontrol.launch_dependents;");
+        // Front.
         uint4 x[Front::kHeld];
         read_normed<Front>(x, kAlone ? near : normed, rows);
         sync_consumers();  // `near` lies in the scratch of the product

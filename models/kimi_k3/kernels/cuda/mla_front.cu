@@ -117,6 +117,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) mla_front(
     volatile uint32_t* ahead = shared_epoch + 1;  // copies of the ring on their way
     if (thread == kConsumers) ring.init(kWarps), *ahead = WINDOW;
     __syncthreads();
+    asm volatile("griddepcontrol.launch_dependents;");
     if (thread >= kConsumers) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
         if (thread == kConsumers) {

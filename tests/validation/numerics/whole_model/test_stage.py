@@ -117,10 +117,10 @@ def test_a_unit_that_is_missing_keeps_its_rung_open(tmp_path, monkeypatch):
 
 
 def test_two_processes_do_not_share_a_run(tmp_path):
-    with stage._alone(tmp_path):
-        with pytest.raises(UserError, match="another process runs the stage"), stage._alone(tmp_path):
+    with stage.alone(tmp_path):
+        with pytest.raises(UserError, match="another process runs the stage"), stage.alone(tmp_path):
             raise AssertionError
-    with stage._alone(tmp_path):
+    with stage.alone(tmp_path):
         pass
 
 
