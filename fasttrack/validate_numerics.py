@@ -22,6 +22,7 @@ from fasttrack_validation.numerics.whole_model.plan import Settings
 from fasttrack_validation.numerics.whole_model.scenario import RungName
 
 from . import model_dir, storage, validate_plot, validate_servers, validate_text
+from .run_directory import alone, own
 
 CODES = {Result.PASS: 0, Result.FAIL: 1, Result.INCONCLUSIVE: 3}
 
@@ -155,7 +156,7 @@ def _own(out: Path, *, fresh: bool) -> None:
     wrote and is to be emptied, or has no records yet; and where another process runs there."""
     if (out / validate_servers.RECORDS).exists():
         raise UserError(f"{out} holds a comparison of servers", "name a directory of its own with --out")
-    validate_servers.own(out, kept.WRITTEN, begun=kept.MANIFEST, fresh=fresh, alone=ladder.alone)
+    own(out, kept.WRITTEN, begun=kept.MANIFEST, fresh=fresh)
 
 
 def _compared(verdict: kept.StageVerdict, out: Path) -> None:
@@ -175,9 +176,8 @@ def _compared(verdict: kept.StageVerdict, out: Path) -> None:
 
 
 def _faults(settings: Settings, checkpoint: Path, out: Path, options: Mapping[str, Any]) -> NoReturn:
-    with storage.writing(out), ladder.alone(out), _progress(options["as_json"]) as say:
+    with storage.writing(out), alone(out), _progress(options["as_json"]) as say:
         table = faulted.table(settings, checkpoint, out, say=say)
-        out.mkdir(parents=True, exist_ok=True)
         (out / "faults.json").write_text(table.canonical_json() + "\n", "utf-8")
     if options["as_json"]:
         print(json.dumps({"holds": table.holds, **table.model_dump(mode="json")}))

@@ -1,16 +1,13 @@
 """`fasttrack validate MODEL --stage numerics --stock-url URL --candidate-url URL`: two servers, token by token."""
 
 import json
-import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
 import typer
 
-from fasttrack_validation.durable import held
 from fasttrack_validation.errors import UserError
 from fasttrack_validation.numerics.servers import run as comparison
 from fasttrack_validation.numerics.servers.client import Server
@@ -19,6 +16,7 @@ from fasttrack_validation.numerics.servers.forms import Refused
 from fasttrack_validation.numerics.whole_model.findings import Result
 
 from . import model_dir, storage
+from .run_directory import alone, own
 
 CODES = {Result.PASS: 0, Result.FAIL: 1, Result.INCONCLUSIVE: 3}
 REFUSED = 2
@@ -55,9 +53,9 @@ def run(model: str, options: Mapping[str, Any]) -> NoReturn:
         # Nothing is thrown away before there is somebody to ask.
         arms = comparison.Arms(servers)
         with storage.writing(out):
-            own(out, (RECORDS, VERDICT), begun=RECORDS, fresh=options["fresh"], alone=_alone)
+            own(out, (RECORDS, VERDICT), begun=RECORDS, fresh=options["fresh"])
             out.mkdir(parents=True, exist_ok=True)
-        with storage.writing(out), _alone(out):
+        with storage.writing(out), alone(out):
             verdict = comparison.compare(arms, file, out, settings, _progress(options["as_json"]))
             (out / VERDICT).write_text(verdict.canonical_json() + "\n", "utf-8")
     except Refused as refused:
@@ -70,32 +68,6 @@ def run(model: str, options: Mapping[str, Any]) -> NoReturn:
         for server in servers.values():
             server.close()
     _show(verdict, out, options["as_json"])
-
-
-def own(
-    out: Path, written: Sequence[str], *, begun: str, fresh: bool, alone: Callable[[Path], AbstractContextManager]
-) -> None:  # fmt: skip
-    """Sees to it that `out` is a run's own, which writes files like `written`, `begun` the first of them; `fresh` empties it. UserError
-    where it holds anything else and is to be emptied, or was never begun; `alone` raises it where a run is under way."""
-    if not out.exists():
-        return
-    foreign = sorted(path.name for path in out.iterdir() if not any(path.match(pattern) for pattern in written))
-    if foreign and (fresh or not (out / begun).exists()):
-        raise UserError(f"{out} holds something else than records ({foreign[0]})", "name a directory of its own with --out")
-    if fresh:
-        with alone(out):
-            for path in out.iterdir():
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
-
-
-@contextmanager
-def _alone(out: Path) -> Iterator[None]:
-    with ExitStack() as stack:
-        try:
-            stack.enter_context(held(out))
-        except BlockingIOError as error:
-            raise UserError(f"another process compares servers in {out}", "wait for it, or give another --out") from error
-        yield
 
 
 def _servers(options: Mapping[str, Any]) -> dict[str, Server]:

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from fasttrack import validate_servers
+from fasttrack import run_directory
 from fasttrack.cli import run
 from fasttrack_validation.durable import held
 from fasttrack_validation.errors import UserError
@@ -200,7 +200,7 @@ def test_servers_empty_nothing_that_they_did_not_write_and_nothing_before_they_a
     assert validate(*urls, "--tokens", str(prompts), "--out", str(out), "--fresh") == 2
     assert {path.name for path in out.iterdir()} == {"servers.jsonl", there}
     with pytest.raises(UserError, match=re.escape(f"({there})")):
-        validate_servers.own(out, ("servers.jsonl", "verdict.json"), begun="servers.jsonl", fresh=True, alone=held)
+        run_directory.own(out, ("servers.jsonl", "verdict.json"), begun="servers.jsonl", fresh=True)
     assert (out / there).read_text() == "years of work"
 
 

@@ -103,7 +103,7 @@ def test_two_do_not_compare_into_one_directory_and_fresh_begins_anew(servers, ru
     with held(tmp_path / "out"):
         for more in ((), ("--fresh",)):
             code, refused, _ = run(urls["stock"], urls["twin"], *more)
-            assert code == 2 and "another process compares servers" in json.dumps(refused)
+            assert code == 2 and "another process runs the stage" in json.dumps(refused)
     assert file.read_bytes() == before
     code, again, _ = run(urls["stock"], urls["twin"], "--fresh")
     assert code == 0 and again["tokens"] == said["tokens"]
