@@ -4,6 +4,7 @@ import json
 import random
 import threading
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
 
@@ -37,13 +38,16 @@ class LoadServer(LocalServer):
         with self._lock:
             self.in_flight += 1
             self.most_in_flight = max(self.most_in_flight, self.in_flight)
-        try:
-            self._stream(handler, json.loads(body))
-        except (BrokenPipeError, ConnectionResetError):
-            handler.close_connection = True
-        finally:
-            with self._lock:
-                self.in_flight -= 1
+        with ExitStack() as leaving:
+            leaving.callback(self._left)
+            try:
+                self._stream(handler, json.loads(body), leaving)
+            except (BrokenPipeError, ConnectionResetError):
+                handler.close_connection = True
+
+    def _left(self) -> None:
+        with self._lock:
+            self.in_flight -= 1
 
     def get(self, handler: BaseHTTPRequestHandler) -> None:
         found = {"/v1/models": json.dumps({"object": "list", "data": [{"id": self.model, "object": "model"}]})}
@@ -62,7 +66,7 @@ class LoadServer(LocalServer):
         text = found.get(handler.path)
         answer(handler, 200 if text is not None else 404, (text or "{}").encode())
 
-    def _stream(self, handler: BaseHTTPRequestHandler, body: dict) -> None:
+    def _stream(self, handler: BaseHTTPRequestHandler, body: dict, leaving: ExitStack) -> None:
         with self._lock:
             number = len(self.requests)
             self.requests.append((handler.path, body))
@@ -109,6 +113,7 @@ class LoadServer(LocalServer):
         with self._lock:
             self.drafts += -(-tokens // self.accepted)
             self.prompt_tokens += prompt
+        leaving.close()  # before the client can know: its next request may overtake what this thread does after it
         handler.wfile.write(b"data: [DONE]\n\n")
         return None
 
