@@ -19,4 +19,7 @@ def test_processes_give_what_one_gives_and_the_oracle_is_the_ops(monkeypatch):
     at, inputs, positions = long_state.needles(of, 48, 320, 3)
     assert torch.equal(whole[ORACLE], op.oracle(inputs, at)["context"])
     assert len(whole[STOCK]) == len(positions) == len(long_state.places(320))
-    assert not torch.equal(whole[STOCK], whole["again-1"])
+    # Whether another order of float32 sums shows in bfloat16 is chance, and another one on each kind of processor.
+    other, values = long_state.reordered(at, inputs, 1)
+    assert any(not torch.equal(values[name], inputs[name]) for name in inputs)
+    assert torch.equal(whole["again-1"], op.plain(values, other)["context"])
