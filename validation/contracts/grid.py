@@ -48,6 +48,10 @@ class CellSpec(Frozen):
         return f"{self.kind} TP{self.tp} rows {self.rows}{verify}{context}"
 
 
+class Ambiguous(ValueError):
+    """Of no examined row any honest arithmetic would decide alike: draw others."""
+
+
 class Shard(ABC):
     """One rank's part of a cell: the tensors that it reads, and what must come out. Ranks' exchange is given memory."""
 
@@ -98,7 +102,9 @@ class Shard(ABC):
 
     @abstractmethod
     def examined(self, tensors: "Mapping[str, Tensor]") -> "Mapping[str, Examined]":
-        """The right results for some rows of `tensors` (CPU, before anything ran), by path: specialised, stock."""
+        """The right results for some rows of `tensors` (as drawn, before anything ran), by path: specialised, stock.
+
+        Worked out on the CPU, wherever they lie. Raises Ambiguous."""
 
 
 class Examined(ABC):

@@ -2,12 +2,16 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .base import Workload
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+Packs = dict[tuple[int, ...], Any]
+"""What was repacked, by the addresses of what it was made of: parts of one step that have the same weights repack them once"""
 
 
 @dataclass(frozen=True)

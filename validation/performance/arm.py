@@ -91,10 +91,10 @@ class Arm:
         found = self._ask("lay_out", spec=spec.model_dump(mode="json"), hardware=hardware, seeds=list(seeds))
         return Laid.model_validate(found)
 
-    def produced(self, selection: Mapping[str, Any]) -> dict[str, Any]:
-        """Value -> its selected leading indices (CPU) after one call of the first copy on what was drawn."""
+    def produced(self, selection: Mapping[str, Any], copy: int) -> dict[str, Any]:
+        """Value -> its selected leading indices (CPU) after one call of copy number `copy` on what was drawn."""
         indices = {value: tensor.tolist() for value, tensor in selection.items()}
-        return {value: unpacked(tensor) for value, tensor in self._ask("produced", selection=indices).items()}
+        return {value: unpacked(tensor) for value, tensor in self._ask("produced", selection=indices, copy=copy).items()}
 
     def free(self) -> None:
         """Gives the card back what the last cell took."""

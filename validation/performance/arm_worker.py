@@ -137,14 +137,14 @@ class Worker:
         )
         return part.run, part.outputs, part.calls
 
-    def do_produced(self, selection: Mapping[str, Sequence[int]]) -> dict[str, Packed]:
+    def do_produced(self, selection: Mapping[str, Sequence[int]], copy: int) -> dict[str, Packed]:
         """See `Arm.produced`."""
-        first = self.copies[0]
-        first.restore(None)
-        first.run()
+        one = self.copies[copy]
+        one.restore(None)
+        one.run()
         torch.cuda.synchronize()
         return {
-            value: packed(first.outputs[value].index_select(0, torch.tensor(indices, device="cuda")))
+            value: packed(one.outputs[value].index_select(0, torch.tensor(indices, device="cuda")))
             for value, indices in selection.items()
         }
 

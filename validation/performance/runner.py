@@ -8,7 +8,7 @@ from math import ceil
 from typing import Any, Protocol
 
 from ..contracts import ModelContract
-from ..contracts.grid import CellSpec, Examined, Shard
+from ..contracts.grid import Ambiguous, CellSpec, Examined, Shard
 from ..numerics.calibrate import Decision, Ruling, decide, measure
 from ..timing.clocks import Card, conditions, disturbance
 from ..timing.plausibility import cold_share, physical_floor_us
@@ -30,6 +30,8 @@ WHOLE_SHARE = 0.92
 OWN_PROCESSES = 3
 """Of ours on the card: this one, which draws for the oracle, and one for each path"""
 _DRAWS = 8
+_Right = tuple[int, Mapping[str, Examined]]
+"""A copy's number, and what must come out of it, by path"""
 
 
 class ArmLike(Contestant, Protocol):
@@ -38,7 +40,7 @@ class ArmLike(Contestant, Protocol):
     def machine(self) -> dict[str, str]: ...
     def ceiling(self) -> float: ...
     def lay_out(self, spec: CellSpec, hardware: str, seeds: Sequence[int]) -> Laid: ...
-    def produced(self, selection: Mapping[str, Any]) -> dict[str, Any]: ...
+    def produced(self, selection: Mapping[str, Any], copy: int) -> dict[str, Any]: ...
     def free(self) -> None: ...
     def restart(self) -> None: ...
 
@@ -106,14 +108,13 @@ class Runner:
 
     def _measured(self, spec: CellSpec, shard: Shard, slots: int) -> Measured | Failed:
         ceiling = self.ceiling  # before the copies: its read needs the card's memory
-        examined, laid = self._prepared(spec, shard, slots)
-        rulings = {}
-        for arm in (self._specialised, self._stock):
-            self._say(f"{arm.name} path: its results")
-            rulings[arm.name] = ruled(examined[arm.name], arm.produced(examined[arm.name].selection))
-            wrong = [ruling for ruling in rulings[arm.name] if ruling.decision is not Decision.PASS]
+        (copy, examined), laid = self._prepared(spec, shard, slots)
+        self._say("results of both paths")
+        rulings = self._ruled(examined, copy)
+        for name, found in rulings.items():
+            wrong = [ruling for ruling in found if ruling.decision is not Decision.PASS]
             if wrong:
-                return Failed(stage="results", reason=f"{arm.name} path: {wrong[0].message}")
+                return Failed(stage="results", reason=f"{name} path: {wrong[0].message}")
         cost = shard.cost
         cold = cold_share(cost.bytes, slots, self._hardware.l2_bytes)
         method = Method(quads=self._quads, slots=slots, cold=round(cold, 3), l2_bytes=self._hardware.l2_bytes)
@@ -143,34 +144,44 @@ class Runner:
             examined_rows=examined[self._specialised.name].rows, calls=tuple(Call(op=op, kernel=kernel) for op, kernel in calls),
         )  # fmt: skip
 
-    def _prepared(self, spec: CellSpec, shard: Shard, slots: int) -> tuple[Mapping[str, Examined], Mapping[str, Laid]]:
-        """What must come out, and both paths laid out, by path; of a seed whose first rows any honest arithmetic decides alike.
+    def _ruled(self, examined: Mapping[str, Examined], copy: int) -> dict[str, tuple[Ruling, ...]]:
+        """By path, side by side: of a long cache there is much to fetch and to compare."""
 
-        Side by side where the card holds all three: each has a process of its own, and most of it is Python and compilers.
-        """
-        from ..contracts.kimi_k3.rows_examined import Ambiguous
+        def one(arm: ArmLike) -> tuple[str, tuple[Ruling, ...]]:
+            right = examined[arm.name]
+            return arm.name, ruled(right, arm.produced(right.selection, copy))
 
-        arms = (self._specialised, self._stock)
-        beside = self._holds_all(shard)
-        last: Ambiguous | None = None
+        with ThreadPoolExecutor(2) as pool:
+            return dict(pool.map(one, (self._specialised, self._stock)))
+
+    def _prepared(self, spec: CellSpec, shard: Shard, slots: int) -> tuple[_Right, Mapping[str, Laid]]:
+        """What must come out of one of the copies, and both paths laid out, by path."""
         for _ in range(_DRAWS):
             seeds = [self._source.getrandbits(60) for _ in range(slots)]
             try:
-                if beside:
-                    self._say(f"the oracle, and {slots} copies for each path")
-                    with ThreadPoolExecutor(len(arms)) as pool:
-                        laying = {arm.name: pool.submit(arm.lay_out, spec, self._hardware.name, seeds) for arm in arms}
-                        examined = self._examined(shard, seeds[0])
-                    return examined, {name: laid.result() for name, laid in laying.items()}
-                self._say("drawing, and the oracle")
-                examined, laid = self._examined(shard, seeds[0]), {}
-                for arm in arms:
-                    self._say(f"{arm.name} path: preparing {slots} copies")
-                    laid[arm.name] = arm.lay_out(spec, self._hardware.name, seeds)
-                return examined, laid
+                return self._laid_out(spec, shard, seeds)
             except Ambiguous as error:
                 last = error
-        raise ArmFailed(f"{_DRAWS} draws in a row: {last}")
+        raise ArmFailed(f"{_DRAWS} times {slots} draws in a row: {last}")
+
+    def _laid_out(self, spec: CellSpec, shard: Shard, seeds: Sequence[int]) -> tuple[_Right, Mapping[str, Laid]]:
+        """Side by side where the card holds all three: each has a process of its own, and most of it is Python and compilers.
+
+        Raises Ambiguous.
+        """
+        arms, slots = (self._specialised, self._stock), len(seeds)
+        if self._holds_all(shard):
+            self._say(f"the oracle, and {slots} copies for each path")
+            with ThreadPoolExecutor(len(arms)) as pool:
+                laying = {arm.name: pool.submit(arm.lay_out, spec, self._hardware.name, seeds) for arm in arms}
+                right = self._examined(shard, seeds)
+            return right, {name: laid.result() for name, laid in laying.items()}
+        self._say("drawing, and the oracle")
+        right, laid = self._examined(shard, seeds), {}
+        for arm in arms:
+            self._say(f"{arm.name} path: preparing {slots} copies")
+            laid[arm.name] = arm.lay_out(spec, self._hardware.name, seeds)
+        return right, laid
 
     def _holds_all(self, shard: Shard) -> bool:
         """Whether both paths and what is drawn for the oracle find room together."""
@@ -178,21 +189,20 @@ class Runner:
             return shard.slot_bytes <= self._memory * BESIDE_SHARE
         return shard.copies * sum(shard.path_bytes) + shard.slot_bytes <= self._memory * WHOLE_SHARE
 
-    def _examined(self, shard: Shard, seed: int) -> Mapping[str, Examined]:
-        """Raises Ambiguous."""
-        return shard.examined(_on_the_cpu(shard.draw(seed, self._device)))
+    def _examined(self, shard: Shard, seeds: Sequence[int]) -> _Right:
+        """Of the first copy whose rows any honest arithmetic decides alike. Raises Ambiguous where there is none."""
+        import torch
 
-
-def _on_the_cpu(tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """Copies, what is one tensor once; the card gets its memory back."""
-    import torch
-
-    moved = {id(tensor): tensor.cpu() for tensor in tensors.values()}
-    found = {name: moved[id(tensor)] for name, tensor in tensors.items()}
-    del tensors
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-    return found
+        for copy, seed in enumerate(seeds):
+            try:
+                return copy, shard.examined(shard.draw(seed, self._device))
+            except Ambiguous as error:
+                last = str(error)
+            finally:
+                # The card gets back what was drawn.
+                if torch.cuda.is_available():
+                    torch.cuda.empty_cache()
+        raise Ambiguous(last)
 
 
 def ruled(examined: Examined, produced: Mapping[str, Any]) -> tuple[Ruling, ...]:

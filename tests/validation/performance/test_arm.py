@@ -24,7 +24,7 @@ def test_a_tensor_arrives_as_it_was_sent(dtype):
 
 
 def test_selected_indices_come_back_over_the_pipe(arm):
-    got = arm.produced({"a": torch.tensor([3, 1]), "b": torch.tensor([7])})
+    got = arm.produced({"a": torch.tensor([3, 1]), "b": torch.tensor([7])}, 2)
     assert torch.equal(got["a"], torch.tensor([[9.0, 10, 11], [3, 4, 5]]).bfloat16()) and got["b"].tolist() == [7]
 
 

@@ -5,23 +5,23 @@ So that both choose the same experts and meet the same latent rows, what other r
 down-projection is what the plain path makes of this rank's own inputs with all rows of these weights.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from ..base import Cost, TensorRole, TensorSpec
-from ..grid import CellSpec, Shard
-from ..stock import StockRun
+from ..base import Cost, OpContract, TensorRole, TensorSpec
+from ..grid import Ambiguous, CellSpec, Shard
+from ..stock import Packs, StockRun
 from .graph import Via
 from .rank_shard import RankShard
-from .rows_examined import MARGIN, Ambiguous, RowsExamined, Sample, Values, examined_rows
+from .rows_examined import MARGIN, Here, RowsExamined, Sample, Values, examined_rows
 
 STOCK = "stock:"
 """Begins the names of tensors that the stock path alone is given"""
-_AT_ONCE = 4
-"""Rows that the plain path is walked with"""
+_AT_ONCE = 2**19
+"""Cached rows that the plain path of attention has in float32 at a time: with the copies that it makes, a few GB"""
 
 
 class ComparedShard(Shard):
@@ -72,12 +72,12 @@ class ComparedShard(Shard):
         ]  # fmt: skip
         if not wanted:
             return {}
-        until, rows = {value for *_, value in wanted}, self.spec.rows
+        until, rows, width = {value for *_, value in wanted}, self.spec.rows, self.spec.width
         # Requests are taken whole.
-        at_once = max(_AT_ONCE, self.spec.width)
+        at_once = max(1, min(rows, _AT_ONCE // (width + (self.spec.context or 0))) // width) * width
         parts = [
             Sample(self.replicated, theirs, range(first, min(first + at_once, rows))).walk(
-                lambda contract: contract.plain, until=until
+                _plain, until=until
             )
             for first in range(0, rows, at_once)
         ]
@@ -92,9 +92,9 @@ class ComparedShard(Shard):
         theirs = (self._theirs[key] for key in self.replicated.volatile()[0])
         return (*inputs, *(key for key in theirs if key.startswith(STOCK))), states
 
-    def stock(self, tensors: Mapping[str, Tensor]) -> StockRun:
+    def stock(self, tensors: Mapping[str, Tensor], packs: Packs | None = None) -> StockRun:
         """See stock/parts.py."""
-        return self.replicated.stock(self._of_stock(tensors))
+        return self.replicated.stock(self._of_stock(tensors), packs)
 
     @cached_property
     def cost(self) -> Cost:
@@ -129,24 +129,35 @@ class ComparedShard(Shard):
 
     def examined(self, tensors: Mapping[str, Tensor]) -> dict[str, RowsExamined]:
         """See `Shard`: each path against the arrangement that it runs. Raises Ambiguous."""
-        chosen = examined_rows(self.spec.rows, self.spec.width)
-        theirs = Sample(self.replicated, self._of_stock(tensors), chosen)
-        mine = Sample(self.own, tensors, chosen)
-        walks = []
-        for path in (lambda contract: contract.oracle, lambda contract: contract.plain):
-            whole = theirs.walk(path)
-            walks.append((mine.walk(path, known=self._known(whole)), whole))
-        (exact, exact_whole), (plain, plain_whole) = walks
+        chosen, here = examined_rows(self.spec.rows, self.spec.width), Here("cpu")
+        theirs = Sample(self.replicated, self._of_stock(tensors), chosen, here)
+        mine = Sample(self.own, tensors, chosen, here)
+        # Whether the choice is clear is known before an expert is looked at, which takes longer than all else.
+        choices = {value for node in self.own.nodes if node.op == "routing" for value in node.writes.values()}
+        (exact, exact_whole), (plain, plain_whole) = begun = [
+            self._walked(theirs, mine, path, ({}, {}), choices) for path in (_exact, _plain)
+        ]
         clear = [
             row for row in range(len(chosen))
             if theirs.clear(exact_whole, plain_whole, row) and mine.clear(exact, plain, row)
         ]  # fmt: skip
         if not clear:
             raise Ambiguous(f"{self.spec.key}: rows {chosen} choose experts by less than {MARGIN}")
+        (exact, exact_whole), (plain, plain_whole) = (
+            self._walked(theirs, mine, path, so_far, ()) for path, so_far in zip((_exact, _plain), begun, strict=True)
+        )
         return {
             "specialised": RowsExamined(self.own, mine, exact, plain, clear),
             "stock": RowsExamined(self.replicated, theirs, exact_whole, plain_whole, clear),
         }
+
+    def _walked(
+        self, theirs: Sample, mine: Sample, path: Callable[[OpContract], Callable], so_far: tuple[Values, Values], until: Collection[str]
+    ) -> tuple[Values, Values]:  # fmt: skip
+        """Values of this rank's arrangement and of the whole one, from those there are `so_far`."""
+        own, whole = so_far
+        whole = theirs.walk(path, known=whole, until=until)
+        return mine.walk(path, known=self._known(whole) | own, until=until), whole
 
     def _known(self, whole: Values) -> Values:
         """What both arrangements have alike, and this rank's columns of what only one of them divides."""
@@ -157,6 +168,14 @@ class ComparedShard(Shard):
             value: whole[value].chunk(self.spec.tp, 1)[0] if value in divided else whole[value]
             for node in self.own.nodes if node.op not in _BEHIND for value in node.writes.values()
         }  # fmt: skip
+
+
+def _exact(contract: OpContract) -> Callable:
+    return contract.oracle
+
+
+def _plain(contract: OpContract) -> Callable:
+    return contract.plain
 
 
 _BEHIND = ("routing", "experts", "shared_down", "latent_up")

@@ -10,7 +10,7 @@ from torch import Generator, Tensor
 from ...tensors import DType, torch_dtype
 from ..base import Cost, OpContract, TensorRole, TensorSpec, Workload
 from ..grid import CellSpec
-from ..stock import StockRun
+from ..stock import Packs, StockRun
 from ..subgraph import Subgraph
 from . import part
 from .architecture import Architecture
@@ -193,12 +193,12 @@ class RankShard:
                 cost = cost.model_copy(update={"bytes_read": read})
         return cost
 
-    def stock(self, tensors: Mapping[str, Tensor]) -> StockRun:
+    def stock(self, tensors: Mapping[str, Tensor], packs: Packs | None = None) -> StockRun:
         """See stock/parts.py."""
         from . import stock
 
         device = str(next(iter(tensors.values())).device)
-        return stock.part(self.graph, self.names, self.contracts, tensors, self.workloads, device=device)
+        return stock.part(self.graph, self.names, self.contracts, tensors, self.workloads, device=device, packs=packs)
 
 
 _UNIFORM = {

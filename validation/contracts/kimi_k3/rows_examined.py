@@ -31,31 +31,56 @@ def examined_rows(rows: int, width: int = 1) -> list[int]:
     return sorted({0, rows - 1, rows // 3, 2 * rows // 3})[:EXAMINED]
 
 
-class Ambiguous(ValueError):
-    """No examined row has experts that any honest arithmetic would choose: draw others."""
+class Here:
+    """Where paths are walked. Weights are moved there once each, and as late as somebody asks for them: experts are most of a layer."""
+
+    def __init__(self, device: str | None = None) -> None:
+        """`device`: None leaves tensors where they are."""
+        self._device = device
+        self._moved: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def weight(self, tensor: Tensor) -> Tensor:
+        """The same one whenever it is asked for."""
+        if id(tensor) not in self._moved:
+            # What was moved is kept beside it, so that no other tensor can have its id.
+            self._moved[id(tensor)] = tensor, self.cut(tensor)
+        return self._moved[id(tensor)][1]
+
+    def cut(self, rows: Tensor) -> Tensor:
+        """What nobody else will ask for."""
+        return rows.to(self._device) if self._device else rows
 
 
 class Sample:
     """Some rows of a shard's tensors, whole requests of a verify step, with pools that hold their pages alone."""
 
-    def __init__(self, shard: "RankShard", tensors: Mapping[str, Tensor], rows: Sequence[int]) -> None:
-        self.shard, self.rows = shard, tuple(rows)
+    def __init__(
+        self, shard: "RankShard", tensors: Mapping[str, Tensor], rows: Sequence[int], here: Here | None = None
+    ) -> None:  # fmt: skip
+        """Rows are cut out where `tensors` lie."""
+        self.shard, self.rows, self._here = shard, tuple(rows), here or Here()
         self.workloads = {node.name: shard.workload(node, len(rows)) for node in shard.nodes}
         self.pages: dict[str, Tensor] = {}
         self.tensors: Values = {}
+        self._static: dict[str, set[str]] = {}
         for node in shard.nodes:
             axes = getattr(shard.contracts[node.op], "row_axes", _KDA_ROWS)
-            for spec in shard.contracts[node.op].tensors(shard.workloads[node.name]):
+            specs = shard.contracts[node.op].tensors(shard.workloads[node.name])
+            self._static[node.name] = {spec.name for spec in specs if spec.role is TensorRole.STATIC}
+            for spec in specs:
                 key = f"{node.name}.{spec.name}"
-                if key in tensors:
+                if key in tensors and spec.name not in _POOLS:
                     self.tensors[key] = self._cut(tensors[key], spec, axes)
         self._renumber(tensors)
 
     def _cut(self, tensor: Tensor, spec: TensorSpec, axes: Mapping[str, int]) -> Tensor:
-        if spec.role is TensorRole.STATIC or spec.name in _POOLS:
+        if spec.role is TensorRole.STATIC:
             return tensor
         axis = 0 if spec.name in ("slots", "page_table", "lengths") else axes[spec.name]
-        return tensor.index_select(axis, torch.tensor(self.requests if spec.name == "slots" else self.rows))
+        return self._rows_of(tensor, axis, self.requests if spec.name == "slots" else self.rows)
+
+    def _rows_of(self, tensor: Tensor, axis: int, indices: Sequence[int] | Tensor) -> Tensor:
+        return self._here.cut(tensor.index_select(axis, torch.as_tensor(indices, device=tensor.device)))
 
     @property
     def requests(self) -> tuple[int, ...]:
@@ -71,11 +96,10 @@ class Sample:
                     continue
                 # Of page tables there is one a row, which rows of a request share.
                 each = len(tensors[table]) // (self.shard.spec.rows // self.shard.spec.width)
-                chosen = torch.tensor(self.requests) * each
-                used = tensors[table].index_select(0, chosen).flatten().long()
+                chosen = [request * each for request in self.requests]
+                used = self._rows_of(tensors[table], 0, chosen).flatten().long()
                 self.pages[key] = used
-                whole = torch.cat([torch.zeros(1, dtype=torch.long), used])
-                self.tensors[key] = tensors[key].index_select(0, whole)
+                self.tensors[key] = self._rows_of(tensors[key], 0, torch.cat([used.new_zeros(1), used]))
         for key, tensor in self.tensors.items():
             if key.rpartition(".")[2] in ("slots", "page_table"):
                 requests = len(self.requests)
@@ -109,7 +133,8 @@ class Sample:
     def _given(self, node: Node, name: str, values: Values) -> Tensor:
         sources = node.reads.get(name)
         if name == "blocks" or not sources or not self.shard.inner(sources):
-            return self.tensors[f"{node.name}.{name}"]
+            found = self.tensors[f"{node.name}.{name}"]
+            return self._here.weight(found) if name in self._static[node.name] else found
         (source,) = sources
         value = values[source.value]
         return value if source.via is Via.HERE else value.chunk(self.shard.spec.tp, 1)[0]
@@ -121,7 +146,7 @@ class Sample:
                 continue
             moe = self.shard.architecture.moe
             logits = self._given(node, "logits", exact)[row].double()
-            score = logits.sigmoid() + self.tensors[f"{node.name}.correction_bias"].double()
+            score = logits.sigmoid() + self._given(node, "correction_bias", exact).double()
             best = score.topk(moe.top_k + 1).values if moe.top_k < moe.experts else score
             same = set(exact[node.writes["ids"]][row].tolist()) == set(plain[node.writes["ids"]][row].tolist())
             if moe.top_k < moe.experts and (not same or float(best[-2] - best[-1]) < MARGIN):

@@ -10,12 +10,12 @@ from functools import cached_property
 from torch import Tensor
 
 from ..base import Cost, TensorRole
-from ..grid import CellSpec, Examined, Shard
-from ..stock import StockRun
+from ..grid import Ambiguous, CellSpec, Examined, Shard
+from ..stock import Packs, StockRun
 from .architecture import Architecture
 from .compared_shard import ComparedShard
 from .graph import Via
-from .rows_examined import Ambiguous, RowsExamined, Values
+from .rows_examined import RowsExamined, Values
 
 SETS = 4
 """Sets of weights that layers take in turn: each is several times the L2, so that a layer finds none of its own there"""
@@ -60,7 +60,8 @@ class StepShard(Shard):
 
     def stock(self, tensors: Mapping[str, Tensor]) -> StockRun:
         """See stock/parts.py."""
-        runs = [part.stock(tensors) for part in self.parts]
+        packs: Packs = {}
+        runs = [part.stock(tensors, packs) for part in self.parts]
 
         def run() -> None:
             for each in runs:
@@ -81,22 +82,20 @@ class StepShard(Shard):
     @property
     def slot_bytes(self) -> int:
         """See `Shard`: weights once a set."""
-        return self._volatile_bytes + self._weight_bytes(sets=True)
+        return self._volatile_bytes + self._weight_bytes()
 
     @property
     def path_bytes(self) -> tuple[int, int]:
-        """See `Shard`: the stock path repacks experts for every layer, the specialised one once a set."""
-        own = self.slot_bytes
-        return own + self._weight_bytes(sets=True), own + self._weight_bytes(sets=False)
+        """See `Shard`: both repack experts once a set."""
+        own = self.slot_bytes + self._weight_bytes()
+        return own, own
 
     @property
     def _volatile_bytes(self) -> int:
         return sum(part.bytes_of(TensorRole.INPUT, TensorRole.STATE) for part in self.parts)
 
-    def _weight_bytes(self, *, sets: bool) -> int:
-        """Of every layer, or of what layers share once."""
-        if not sets:
-            return sum(part.bytes_of(TensorRole.STATIC) for part in self.parts)
+    def _weight_bytes(self) -> int:
+        """Of what layers share once."""
         return sum({_label(key): size for part in self.parts for key, size in part.weight_sizes().items()}.values())
 
     def examined(self, tensors: Mapping[str, Tensor]) -> "dict[str, StepExamined]":

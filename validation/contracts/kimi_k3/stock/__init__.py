@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...base import OpContract, Workload
-from ...stock import StockPath, StockRun
+from ...stock import Packs, StockPath, StockRun
 from ..architecture import Architecture
 from ..graph import OpGraph
 from . import require
@@ -53,9 +53,10 @@ def part(
     *,
     device: str = "cuda",
     rank: int = 0,
+    packs: Packs | None = None,
 ) -> StockRun:
     """A connected part of the op graph, a layer or a step among them, bound to tensors: see `parts.prepare`."""
     torch.cuda.set_device(require.gpu(device))
     from .parts import prepare
 
-    return prepare(graph, names, contracts, tensors, workloads, rank=rank)
+    return prepare(graph, names, contracts, tensors, workloads, rank=rank, packs=packs)

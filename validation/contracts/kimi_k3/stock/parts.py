@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ....errors import UserError
 from ...base import OpContract, TensorRole, Workload
-from ...stock import StockRun
+from ...stock import Packs, StockRun
 from ..graph import Node, OpGraph, Via
 from ..layer_weights import Mxfp4
 from . import ops
@@ -30,19 +30,21 @@ def prepare(
     workloads: Mapping[str, Workload],
     *,
     rank: int = 0,
+    packs: Packs | None = None,
 ) -> StockRun:
     """A run of the nodes `names` of `graph` in order; `contracts` by op, `workloads` by node.
 
     `tensors` holds on the GPU, as "node.tensor" (5.experts.x, 5.front.router), whatever a node reads that no node of
     the part hands on within this rank: weights, states, page tables, what other ranks sent, outer inputs. A stack of
     sources (`blocks`) is always given; those that the part writes itself are copied into it. `rank` says which columns
-    are this rank's. The outputs are those of `graph.interface(names)`. Raises UserError where a part is none, or a
+    are this rank's; `packs` keeps experts that are repacked for other parts with the same ones. The outputs are those of
+    `graph.interface(names)`. Raises UserError where a part is none, or a
     tensor is missing.
     """
     chosen = set(names)
     part = graph.interface(chosen)
     nodes = [node for name, node in graph.nodes.items() if name in chosen]
-    walk = _Walk(contracts, tensors, workloads, rank)
+    walk = _Walk(contracts, tensors, workloads, rank, {} if packs is None else packs)
     while nodes:
         fusion = next((f for f in _FUSIONS if f.fits(nodes, part.outputs)), None)
         taken = len(fusion.ops) if fusion else 1
@@ -62,8 +64,9 @@ def prepare(
 class _Walk:
     """Binds node after node and keeps what each leaves."""
 
-    def __init__(self, contracts, tensors: Given, workloads: Mapping[str, Workload], rank: int) -> None:
+    def __init__(self, contracts, tensors: Given, workloads: Mapping[str, Workload], rank: int, packs: Packs) -> None:
         self.contracts = contracts
+        self.packs = packs
         self.workloads = workloads
         self.values: dict[str, Tensor] = {}
         self.steps: list[Step] = []
@@ -150,7 +153,11 @@ def _mixture(walk: _Walk, nodes: list[Node]) -> None:
     t |= {name: walk.given(experts, name) for name in ("w13_packed", "w13_scale", "w2_packed", "w2_scale")}
     whole = architecture.moe.model_copy(update={"experts": axes["experts"]})
     moe = Moe(architecture.model_copy(update={"moe": whole}), axes["channels"])
-    w13, w2 = moe.experts.pack(Mxfp4(t["w13_packed"], t["w13_scale"]), Mxfp4(t["w2_packed"], t["w2_scale"]))
+    mxfp4 = tuple(t[name] for name in ("w13_packed", "w13_scale", "w2_packed", "w2_scale"))
+    key = tuple(tensor.data_ptr() for tensor in mxfp4)
+    if key not in walk.packs:
+        walk.packs[key] = moe.experts.pack(Mxfp4(*mxfp4[:2]), Mxfp4(*mxfp4[2:]))
+    w13, w2 = walk.packs[key]
     weights = PackedExperts(
         t["router"],
         t["correction_bias"],
