@@ -1,6 +1,6 @@
 """Who vouches for evidence. Everything is self-reported until somebody whom the base trusts has signed its bytes.
 
-A statement, or a record of the performance grid, is attested by an SSH signature beside it: `<file>.sig`, or by a GitHub
+A statement, a record of the performance grid or a verdict of the numerics ladder is attested by an SSH signature beside it: `<file>.sig`, or by a GitHub
 artifact attestation (bundles.py). Who may sign stands in `.github/allowed_signers`, whose workflows may attest in
 `.github/attesters.toml`, both of the base revision. What a GPU ruled or measured cannot be repeated by a gate
 without one, so that it counts only when attested; self-reported figures are shown as such.
@@ -18,7 +18,7 @@ from fasttrack_validation.claims.cells import Measured
 from fasttrack_validation.errors import UserError
 from fasttrack_validation.records import Frozen, sha256
 
-from . import bundles, evidence, signatures
+from . import bundles, evidence, ladder_evidence, signatures
 from .git import Repository, display
 from .signatures import SUFFIX
 from .stages import Reason, StageResult, StageStatus
@@ -27,6 +27,7 @@ ALLOWED_SIGNERS = ".github/allowed_signers"
 GRID = "evidence/grid"
 SEALS = re.compile(r"evidence/kits/[^/]+/seal\.json")
 """What a kit's owner signed: digests of all that was measured there"""
+_RECORDS = re.compile(rf"{GRID}/.*\.json|{ladder_evidence.VERDICTS.pattern}", re.DOTALL)
 _SIGN = "have a machine that the base trusts repeat it and sign: `fasttrack evidence sign FILE --key KEY`"
 _UNCHECKED = "unchecked"
 
@@ -43,6 +44,7 @@ class Kind(StrEnum):
 
     STATEMENT = "statement"
     GRID = "grid"
+    NUMERICS = "numerics"
 
 
 class Attestation(Frozen):
@@ -85,7 +87,7 @@ def attest(
     files: Mapping[str, bytes], before: Mapping[str, bytes], statements: Mapping[str, evidence.Statement],
     allowed: bytes | None, workflows: bundles.Bundles | None = None,
 ) -> tuple[Attestation, ...]:  # fmt: skip
-    """The grade of every statement and every record of the grid in `files`; paths are relative to the model directory.
+    """The grade of every statement, record of the grid and verdict of the ladder in `files`; paths are relative to the model directory.
 
     `before`: the base's files. Where ssh-keygen is missing, signatures are `signature.unchecked`. A record of the grid
     without a signature of its own is attested by a kit's seal that names its digest and is signed.
@@ -93,7 +95,7 @@ def attest(
     found = [
         _attestation(path, files, before, statements.get(path), allowed, workflows)
         for path in sorted(files)
-        if path in statements or SEALS.fullmatch(path) or (path.startswith(f"{GRID}/") and path.endswith(".json"))
+        if path in statements or SEALS.fullmatch(path) or _RECORDS.fullmatch(path)
     ]
     sealed = {
         digest: one for one in found if one.grade is Grade.ATTESTED and SEALS.fullmatch(one.path)
@@ -125,9 +127,9 @@ def _attestation(
     mark, bundle = f"{path}{SUFFIX}", bundles.place(files[path])
     facts = {
         "path": path, "changed": any(files.get(name) != before.get(name) for name in (path, mark, bundle)),
-        "measurements": 0 if SEALS.fullmatch(path) else _measured(statement) if statement
-        else int(_measured_record(files[path])),
-        "ruled_on_gpu": bool(statement) and not statement.predicate.verdict.executor.startswith("interpreter"),
+        "measurements": _measured(statement) if statement else int(path.startswith(f"{GRID}/") and _measured_record(files[path])),
+        "ruled_on_gpu": not statement.predicate.verdict.executor.startswith("interpreter") if statement
+        else bool(ladder_evidence.VERDICTS.fullmatch(path)) and ladder_evidence.on_gpu(files[path]),
     }  # fmt: skip
     if mark not in files:
         answer = workflows.check(files[path]) if workflows else None
@@ -167,13 +169,15 @@ def _measured_record(data: bytes) -> bool:
 
 
 def stage(attested: Iterable[Attestation], files: Mapping[str, bytes], directory: str) -> StageResult:
-    """The gate's stage: a signature that the change brings has to be good. Without signatures it is not run."""
+    """The gate's stage: a signature that the change brings has to be good, and the ladder's verdicts have to be about the records beside
+    them. Without signatures it is not run."""
     attested = tuple(attested)
     reasons = [_fault(one, directory) for one in attested if one.fault]
+    reasons += ladder_evidence.reasons(files, directory)
     marked = {f"{one.path}{SUFFIX}" for one in attested}
     for path in sorted(n for n in files if n.startswith("evidence/") and n.endswith(SUFFIX) and n not in marked):
         reasons.append(Reason(
-            id="signature.orphan", message=f"{display(path)} signs nothing: there is no such statement or record of the grid",
+            id="signature.orphan", message=f"{display(path)} signs nothing: there is no such statement, record of the grid or verdict",
             remedy="delete it, or sign again: `fasttrack evidence sign FILE --key KEY`",
             path=f"{directory}/{display(path)}",
         ))  # fmt: skip
@@ -263,15 +267,15 @@ def _self_reported(path: str, what: str, directory: str) -> Reason:
 
 
 def check_signable(data: bytes, name: str, kind: Kind | None) -> None:
-    """UserError unless the bytes are a statement, or a record of the grid: nothing else is signed as evidence.
+    """UserError unless the bytes are a statement, a record of the grid or a verdict of the ladder: nothing else is signed as evidence.
 
     `kind`: only this one.
     """
     try:
         value = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{name} is not JSON", "sign statements and records of the grid") from error
-    found = Kind.GRID if isinstance(value, dict) and "outcome" in value and "_type" not in value else Kind.STATEMENT
+        raise UserError(f"{name} is not JSON", "sign statements, records of the grid and verdicts of the ladder") from error
+    found = _kind(value)
     if kind not in (None, found):
         raise UserError(f"{name} is a {found}, and only a {kind} is to be signed", "leave it out, or another --kind")
     if found is Kind.GRID:
@@ -286,4 +290,14 @@ def check_signable(data: bytes, name: str, kind: Kind | None) -> None:
             raise UserError(f"{name} is no record of the grid: {str(error).splitlines()[0]}",
                             "run the cell again: `fasttrack grid run`") from error  # fmt: skip
         return
+    if found is Kind.NUMERICS:
+        if ladder_evidence.read(data) is None:
+            raise UserError(f"{name} is no verdict of the numerics ladder", "run the stage again: `fasttrack validate`")
+        return
     evidence.parse(data, name)
+
+
+def _kind(value: object) -> Kind:
+    if not isinstance(value, dict) or "_type" in value:
+        return Kind.STATEMENT
+    return Kind.GRID if "outcome" in value else Kind.NUMERICS if "rungs" in value else Kind.STATEMENT

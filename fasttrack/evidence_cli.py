@@ -14,10 +14,10 @@ app = typer.Typer(
 @app.command("sign")
 def sign(
     files: Annotated[
-        list[Path], typer.Argument(metavar="FILE...", help="statements, or records of the performance grid")
+        list[Path], typer.Argument(metavar="FILE...", help="statements, records of the performance grid, verdicts of the numerics ladder")
     ],
     key: Annotated[Path, typer.Option(metavar="KEY", help="an SSH private key, or the public half of one in an agent")],
-    kind: Annotated[str | None, typer.Option(metavar="statement|grid", help="sign nothing else; default both")] = None,
+    kind: Annotated[str | None, typer.Option(metavar="statement|grid|numerics", help="sign nothing else; default all")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print data instead of text")] = False,
 ) -> None:
     """Sign evidence that this machine made itself; the signature lies beside each file as FILE.sig.

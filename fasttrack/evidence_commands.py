@@ -8,8 +8,9 @@ from typing import NoReturn
 import typer
 
 from fasttrack_validation.errors import UserError
+from fasttrack_validation.records import sha256
 
-from . import attestation, evidence, signatures
+from . import attestation, evidence, ladder_evidence, signatures
 from .confinement.check import model_directory
 from .git import Repository, display
 from .storage import write_file
@@ -24,10 +25,11 @@ def sign(paths: Sequence[Path], key: Path, kind: str | None, *, as_json: bool) -
         try:
             contents[path] = path.read_bytes()
         except OSError as error:
-            raise UserError(f"{path}: {error.strerror}", "name statements or records of the grid") from error
+            raise UserError(f"{path}: {error.strerror}", "name statements, records of the grid or verdicts of the ladder") from error
         if len(contents[path]) > evidence.MAX_BYTES:
             raise UserError(f"{path}: more than {evidence.MAX_BYTES} bytes", "keep samples in files of their own")
         attestation.check_signable(contents[path], str(path), kind)
+        _beside(path, contents[path])
     marks = {Path(f"{path}{signatures.SUFFIX}"): signatures.sign(data, key) for path, data in contents.items()}
     for path, data in marks.items():
         write_file(path, data)
@@ -37,6 +39,22 @@ def sign(paths: Sequence[Path], key: Path, kind: str | None, *, as_json: bool) -
     else:
         print("\n".join(f"signed: {path}" for path in marks))
         print("commit the signatures; they count where the base's .github/allowed_signers names the key")
+
+
+def _beside(path: Path, data: bytes) -> None:
+    """UserError where a verdict of the ladder does not follow from the records in the directory of its name."""
+    verdict = ladder_evidence.read(data)
+    if verdict is None:
+        return
+
+    def digest_of(name: str) -> str | None:
+        try:
+            return sha256((path.with_suffix("") / name).read_bytes())
+        except OSError:
+            return None
+
+    if wrong := ladder_evidence.odd(verdict, digest_of):
+        raise UserError(f"{path}: {ladder_evidence.said(wrong)}", f"put the records that it follows from into {path.with_suffix('')}")
 
 
 def verify(repo: Path, base: str, head: str, model: str, *, as_json: bool) -> NoReturn:
@@ -68,5 +86,5 @@ def verify(repo: Path, base: str, head: str, model: str, *, as_json: bool) -> No
             if not any(reason.id == one.fault for one in attested):
                 print(f"FAIL          {reason.message} [{reason.id}]\n              {reason.remedy}")
         if not attested:
-            print(f"{directory} has no statement and no record of the grid: `fasttrack propose` writes evidence")
+            print(f"{directory} has no statement, no record of the grid and no verdict of the ladder: `fasttrack propose` writes evidence")
     raise typer.Exit(code)

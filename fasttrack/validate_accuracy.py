@@ -28,6 +28,7 @@ from fasttrack_validation.records import sha256
 from . import model_dir, storage, validate_exams_text
 from .exam_commands import CODES
 from .storage import write_file
+from .validate_options import Form, check
 
 KEY = "OPENAI_API_KEY"
 RECORD, REPORT = "accuracy.json", "accuracy.md"
@@ -37,6 +38,7 @@ EVERY = 30.0
 
 def run(model: str, options: Mapping[str, Any]) -> NoReturn:
     """Both arms sit the planned exams; verdict, records and a report section are kept in --out."""
+    check(Form.ACCURACY, options["given"])
     manifest = model_dir.load(model).manifest
     asked = {exam.exam: exam for exam in load_plan(manifest.model.contract).accuracy}
     plans, exams, baseline, candidate = (options[name] for name in ("plan", "exams", "stock_url", "candidate_url"))

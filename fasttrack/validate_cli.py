@@ -9,6 +9,7 @@ _RUNGS = "op, teacher_forced, batch_sweep, greedy, long_context"
 
 
 def validate(
+    called: typer.Context,
     model: Annotated[str, typer.Argument(metavar="MODEL", help="a directory under models/, such as kimi_k3")],
     stage: Annotated[str, typer.Option("--stage", help="what to validate: numerics or accuracy")],
     out: Annotated[
@@ -120,5 +121,6 @@ def validate(
     """
     from . import validate_commands
 
-    options = {name: value for name, value in locals().items() if name not in ("model", "stage", "validate_commands")}
+    options = {name: value for name, value in locals().items() if name not in ("called", "model", "stage", "validate_commands")}
+    options["given"] = frozenset(name for name in options if called.get_parameter_source(name).name == "COMMANDLINE")
     validate_commands.validate(model, stage, options)

@@ -23,6 +23,7 @@ from fasttrack_validation.numerics.whole_model.scenario import RungName
 
 from . import model_dir, storage, validate_plot, validate_servers, validate_text
 from .run_directory import alone, own
+from .validate_options import Form, check
 
 CODES = {Result.PASS: 0, Result.FAIL: 1, Result.INCONCLUSIVE: 3}
 
@@ -31,12 +32,12 @@ def run(model: str, options: Mapping[str, Any]) -> NoReturn:
     """Runs what is not kept yet, shows what follows, and ends with the verdict's exit code."""
     if validate_servers.meant(options):
         validate_servers.run(model, options)
+    form = Form.LADDER_AGAIN if options["recompute"] else Form.FAULTS if options["faults"] else Form.LADDER
+    check(form, options["given"])
     out = options["out"] or storage.home() / "validate" / model / _folder(options)
     if options["plot"] is not None:
         validate_plot.ready(options["plot"])
     if options["recompute"]:
-        if options["faults"] or options["fresh"]:
-            raise UserError("--recompute runs nothing", "leave out --faults and --fresh")
         verdict = kept.judge(out)
         _compared(verdict, out)
         _show(verdict, out, options)
@@ -120,8 +121,8 @@ def _weights(options: Mapping[str, Any], settings: Settings) -> WeightsOf:
 
     if options["layers"] is None:
         return WeightsOf(checkpoint=material.checkpoint(options["checkpoint"]))
-    if options["checkpoint"] or options["faults"]:
-        raise UserError("--layers draws weights", "leave out --checkpoint and --faults")
+    if options["checkpoint"]:
+        raise UserError("--layers draws weights", "leave out --checkpoint")
     from fasttrack_validation.contracts.kimi_k3.numerics import published
 
     if settings.device != "cuda" or settings.tps != (published.TP,):
@@ -188,6 +189,8 @@ def _faults(settings: Settings, checkpoint: Path, out: Path, options: Mapping[st
 
 def _show(verdict: kept.StageVerdict, out: Path, options: Mapping[str, Any]) -> NoReturn:
     drawn = validate_plot.draw(out, options["plot"]) if options["plot"] is not None else []
+    if options["plot"] is not None and not drawn:
+        print(f"note: nothing is drawn: {out} holds no records of tokens, nor of the long rung", file=sys.stderr)
     rules = kept.harness_digest()
     if verdict.subject.harness != rules:
         print(

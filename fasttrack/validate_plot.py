@@ -23,9 +23,9 @@ def ready(to: Path) -> None:
 
 
 def draw(out: Path, to: Path) -> list[Path]:
-    """Writes the figures of the records in `out` to the directory `to`; their files.
+    """Writes the figures of the records in `out` to the directory `to`; their files. None of ops, which have no tokens.
 
-    Raises UserError without matplotlib, or where neither a unit over a whole model nor the long rung is kept.
+    Raises UserError without matplotlib.
     """
     try:
         from matplotlib.figure import Figure
@@ -33,8 +33,6 @@ def draw(out: Path, to: Path) -> list[Path]:
         raise UserError("drawing needs matplotlib, which is not installed", "pip install 'fasttrack[plot]'") from error
     files = [file for file in tokens.units(out) if file.name not in (verdict.OP, verdict.LONG)]
     long = out / verdict.LONG
-    if not files and not long.exists():
-        raise UserError(f"{out} holds no records of tokens: there is nothing to draw", "run a rung beyond `op` first")
     ready(to)
     groups: dict[tuple[str, int], list[tokens.UnitRecords]] = {}
     for file in files:

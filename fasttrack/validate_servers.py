@@ -17,12 +17,11 @@ from fasttrack_validation.numerics.whole_model.findings import Result
 
 from . import model_dir, storage
 from .run_directory import alone, own
+from .validate_options import Form, check
 
 CODES = {Result.PASS: 0, Result.FAIL: 1, Result.INCONCLUSIVE: 3}
 REFUSED = 2
 VERDICT, RECORDS = "verdict.json", comparison.RECORDS
-LADDER = ("plot", "rung", "faults", "layers", "checkpoint")
-"""Options that say nothing of servers"""
 
 
 def meant(options: Mapping[str, Any]) -> bool:
@@ -35,11 +34,8 @@ def run(model: str, options: Mapping[str, Any]) -> NoReturn:
     """Asks what is not known yet, shows what follows, and ends with the verdict's exit code; 2 for what is refused."""
     model_dir.load(model)
     out = options["out"] or storage.home() / "validate" / model / "numerics-servers"
-    if odd := next((name for name in LADDER if options.get(name)), None):
-        raise UserError(f"--{odd} is about the ladder in process, not about servers", f"leave out --{odd}")
+    check(Form.SERVERS_AGAIN if options["recompute"] else Form.SERVERS, options["given"])
     if options["recompute"]:
-        if options["fresh"]:
-            raise UserError("--recompute asks nobody", "leave out --fresh")
         _show(comparison.rejudged(out), out, options["as_json"])
     if not (options["stock_url"] and options["candidate_url"]):
         raise UserError("one server is compared with nothing", "give both --stock-url and --candidate-url")

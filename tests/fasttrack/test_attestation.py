@@ -11,7 +11,7 @@ from fasttrack.evidence import PerformanceCell
 from fasttrack.report.gate import render_text
 from fasttrack_validation.claims.cells import Measured, NotMeasured
 from fasttrack_validation.errors import UserError
-from gated_change import INSIDE, KERNEL, M, STATEMENT, ids, parse_manifest, run_gate, statement, statuses, tree
+from gated_change import INSIDE, KERNEL, M, STATEMENT, ids, judged, statement, statuses, tree
 from ssh_keys import Keys
 
 needs_ssh = pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="ssh-keygen is not installed")
@@ -27,16 +27,6 @@ RECORD = b'{"outcome":{"kind":"measured"}}\n'
 @pytest.fixture(scope="module")
 def keys(tmp_path_factory) -> Keys:
     return Keys(tmp_path_factory.mktemp("keys"))
-
-
-def judged(forge, inside, signers: bytes | None, *, base_inside=None, head_signers=None):
-    """The gate on a change that brings `inside`, where the base lets `signers` sign."""
-    def files(own, allowed):
-        return tree({"README.md": b"# alpha\n"} | own) | ({SIGNERS: allowed} if allowed is not None else {})
-
-    base = forge.commit(files(base_inside or {}, signers))
-    head = forge.commit(files(inside, head_signers if head_signers is not None else signers), base)
-    return run_gate(forge.path, base, head, "alpha", parse_manifest=parse_manifest)
 
 
 @needs_ssh

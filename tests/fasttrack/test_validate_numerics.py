@@ -106,9 +106,13 @@ def test_a_run_that_is_stopped_leaves_no_process_and_goes_on_to_the_same_verdict
         (["--rung", "sixth"], "the rungs are op, teacher_forced"), (["--tp", "3"], "use 1, 2, 4, 8, 16"),
         (["--tp", "a"], "write --tp 1,8,16"), (["--candidate", "mine"], "known: specialised, plain:twin"),
         (["--device", "tpu"], "name auto, cpu or cuda"), (["--layers", "0,1,3", "--device", "cpu"], "they need a GPU"),
-        (["--layers", "0,1", "--faults"], "leave out --checkpoint and --faults"),
+        (["--layers", "0,1", "--faults"], "--layers says nothing about planted faults"),
         (["--checkpoint", "/nowhere"], "name the `checkpoint` directory"),
-        (["--recompute", "--out", "/nowhere"], "name the --out of one"), (["--recompute", "--faults"], "leave out --faults"),
+        (["--recompute", "--out", "/nowhere"], "name the --out of one"), (["--recompute", "--faults"], "--faults says nothing about a verdict from kept records"),
+        (["--recompute", "--tokens", "64"], "--tokens says nothing about a verdict from kept records"),
+        (["--workers", "8"], "--workers says nothing about the ladder in process"),
+        (["--oracle-url", "http://127.0.0.1:1"], "--oracle-url says nothing about the ladder in process"),
+        (["--faults", "--jobs", "2"], "--jobs says nothing about planted faults"),
     ],
 )  # fmt: skip
 def test_wrong_usage_says_what_to_do(home, capsys, arguments, says):
@@ -164,6 +168,15 @@ def test_figures_that_cannot_be_drawn_are_named_before_anything_runs(home, capsy
         assert f"--plot {place}" in capsys.readouterr().err and not (home / "out").exists()
 
 
+@pytest.mark.slow
+def test_of_ops_alone_nothing_is_drawn_and_the_verdict_is_told(home, capsys):
+    pytest.importorskip("matplotlib")
+    small = ["--candidate", "plain:twin", "--rung", "op", "--out", str(home / "out"), *SMALL]
+    assert validate(*small, "--plot", str(home / "figures")) == 3
+    said = capsys.readouterr()
+    assert "op" in said.out and "note: nothing is drawn" in said.err and list((home / "figures").iterdir()) == []
+
+
 def test_a_comparison_of_servers_is_no_place_for_a_ladder(home, capsys):
     out = home / "out"
     out.mkdir()
@@ -177,8 +190,8 @@ def test_a_comparison_of_servers_is_no_place_for_a_ladder(home, capsys):
 @pytest.mark.parametrize(
     ("more", "says"),
     [
-        (["--plot", "figures"], "--plot is about the ladder"),
-        (["--rung", "op"], "--rung is about the ladder"),
+        (["--plot", "figures"], "--plot says nothing about two servers"),
+        (["--rung", "op"], "--rung says nothing about two servers"),
         ([], "servers need prompts"),
         (["--tokens", "missing.jsonl"], "--tokens missing.jsonl: no such file"),
     ],

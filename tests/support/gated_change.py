@@ -3,7 +3,7 @@
 import tomllib
 from types import SimpleNamespace
 
-from fasttrack import evidence
+from fasttrack import attestation, evidence
 from fasttrack.gate import GateResult, run_gate as full_gate
 from fasttrack_validation.errors import UserError
 from fasttrack_validation.judge.verdict import CheckResult, Outcome, Status, Verdict
@@ -99,6 +99,16 @@ def gate(forge, inside: dict[str, bytes], policy: dict[str, bytes] = POLICY, **o
     base = forge.commit(tree({"README.md": b"# alpha\n"}, policy))
     head = forge.commit(tree({"README.md": b"# alpha\n"} | inside, policy), base)
     return run_gate(forge.path, base, head, "alpha", parse_manifest=parse_manifest, **options)
+
+
+def judged(forge, inside, signers: bytes | None, *, base_inside=None, head_signers=None):
+    """The gate on a change that brings `inside`, where the base lets `signers` sign."""
+    def files(own, allowed):
+        return tree({"README.md": b"# alpha\n"} | own) | ({attestation.ALLOWED_SIGNERS: allowed} if allowed is not None else {})
+
+    base = forge.commit(files(base_inside or {}, signers))
+    head = forge.commit(files(inside, head_signers if head_signers is not None else signers), base)
+    return run_gate(forge.path, base, head, "alpha", parse_manifest=parse_manifest)
 
 
 def ids(result: GateResult, stage: str) -> list[str]:

@@ -66,6 +66,8 @@ def run(tokens, tmp_path, capsys):
     def call(stock, candidate, *more, out="out"):
         command = ["validate", "kimi_k3", "--stage", "numerics", "--stock-url", stock, "--candidate-url", candidate]
         command += ["--tokens", str(tokens), "--out", str(tmp_path / out), "--replicas", "2", "--json", *more]
+        if "--recompute" in more:
+            command = [*command[:4], "--out", str(tmp_path / out), "--json", "--recompute"]
         code = cli.run(command)
         said = capsys.readouterr()
         return code, json.loads(said.out.splitlines()[-1]), tmp_path / out / "servers.jsonl"

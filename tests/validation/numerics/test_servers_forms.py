@@ -187,12 +187,30 @@ def test_a_journal_goes_on_after_a_stop_at_any_byte(tmp_path):
             journal.add(piece(1))
         journal.close()
         assert file.read_bytes() == data
-    with pytest.raises(UserError, match="another of: 1, not 2"):
+    with pytest.raises(UserError, match="something else: of was 1 there, and is 2 now"):
         Journal(file, {"of": 2})
     file.write_bytes(data + data[second:])
     with pytest.raises(UserError, match="there twice"):
         Journal(file, {"of": 1})
     assert len(list(kept(file)[1])) == 3
+
+
+@pytest.mark.parametrize(
+    ("now", "says"),
+    [
+        ({"stock": {"build": "a", "dtype": "x"}, "candidate": {"build": "c"}}, "servers.candidate.build was 'b' there, and is 'c' now"),
+        ({"stock": {"build": "a", "dtype": "x"}}, "servers.candidate was {'build': 'b'} there, and is None now"),
+        ({"stock": {"build": "b"}, "candidate": {"build": "a", "dtype": "x"}}, "its servers have changed places"),
+    ],
+)  # fmt: skip
+def test_a_journal_of_other_servers_names_what_is_another(tmp_path, now, says):
+    file = tmp_path / "j"
+    about = {"top": 8, "servers": {"stock": {"build": "a", "dtype": "x"}, "candidate": {"build": "b"}}}
+    Journal(file, about).close()
+    with pytest.raises(UserError) as raised:
+        Journal(file, {**about, "servers": now})
+    assert says in raised.value.what
+    Journal(file, about).close()
 
 
 @pytest.mark.parametrize("line", ['{"id": "a"}', "[1]", "[1, -2]", '["a", "b"]', "text", '{"tokens": [1, true]}'])

@@ -90,9 +90,8 @@ class Journal:
             raise UserError(f"{self.file}:1: damaged", "remove the file, and start over") from error
         wanted = json.loads(json.dumps(about))
         if kept != wanted:
-            odd = next(name for name in {**kept, **wanted} if kept.get(name) != wanted.get(name))
             raise UserError(
-                f"{self.file} is about another {odd}: {kept.get(odd)}, not {wanted.get(odd)}",
+                f"{self.file} is about something else: {_difference(kept, wanted)}",
                 "name another directory with --out, or start over with --fresh",
             )
 
@@ -102,6 +101,16 @@ class Journal:
             if key in self.keys:
                 raise UserError(f"{self.file}:{number}: {key} is there twice", "start over with --fresh")
             self.keys.add(key)
+
+
+def _difference(kept: Any, wanted: Any, where: tuple[str, ...] = ()) -> str:
+    """The first thing that two headers say otherwise, by its place; servers that changed places as just that."""
+    if isinstance(kept, dict) and isinstance(wanted, dict):
+        if where == ("servers",) and kept.keys() == wanted.keys() and sorted(map(str, kept.values())) == sorted(map(str, wanted.values())):
+            return "its servers have changed places"
+        name = next(name for name in {**kept, **wanted} if kept.get(name) != wanted.get(name))
+        return _difference(kept.get(name), wanted.get(name), (*where, name))
+    return f"{'.'.join(where)} was {kept!r} there, and is {wanted!r} now"
 
 
 def kept(file: Path) -> tuple[dict[str, Any], Iterator[Piece]]:
