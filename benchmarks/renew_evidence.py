@@ -81,7 +81,7 @@ def groups(packs: Path) -> Iterator[tuple[Part, ...]]:
 def _ladder(name: str, numerics: Sequence[str], settings: Sequence[str], records: str) -> Part:
     folder = MODEL / "evidence/numerics" / records
     # All rungs ran, whatever they say; that of layers is inconclusive where tokens are few.
-    return Part(name, (*numerics, *settings, "-o", str(folder)), 500, (0, 1, 3), folder)
+    return Part(name, (*numerics, *settings, "-o", str(folder)), 1200, (0, 1, 3), folder)
 
 
 def run(parts: Sequence[Part], logs: Path, ends: float) -> dict[Part, int | None]:

@@ -72,7 +72,7 @@ def works(settings: Settings, of: Material) -> list[Work]:
         if RungName.TEACHER_FORCED in settings.rungs:
             found += _teacher_forced(settings, of, tp)
         if RungName.BATCH_SWEEP in settings.rungs:
-            found += _sweep(settings, of, tp) if tp == settings.main_tp else [_batch(settings, of, tp, 3, 2)]
+            found += _sweep(settings, of, tp) if tp == settings.main_tp else _short_sweep(settings, of, tp)
         if RungName.GREEDY in settings.rungs and tp == settings.main_tp:
             found.append(_greedy(settings, of, tp))
     return found
@@ -114,6 +114,17 @@ def _batch(settings: Settings, of: Material, tp: int, rows: int, steps: int, pad
     return Work(unit, lambda: scenarios.batch(streams, prompts, steps, padded=padded))
 
 
+def _short_sweep(settings: Settings, of: Material, tp: int) -> list[Work]:
+    """Of another TP than the main one: a batch, and requests that verify side by side."""
+    return [_batch(settings, of, tp, 3, 2), _verified_together(settings, of, tp, 2)]
+
+
+def _verified_together(settings: Settings, of: Material, tp: int, steps: int) -> Work:
+    streams = [of.stream(PROMPT + 4 * steps + 20, settings.seed + 301 + number) for number in range(2)]
+    unit = Unit(RungName.BATCH_SWEEP, "verify-together", tp, 2, len(streams[0]) + 2, TOGETHER, (2, 2 * TOGETHER))
+    return Work(unit, lambda: scenarios.verify_together(streams, PROMPT, of.propose, TOGETHER, steps))
+
+
 def _sweep(settings: Settings, of: Material, tp: int) -> list[Work]:
     steps = max(settings.tokens // 16, 2)
     seed, rung = settings.seed, RungName.BATCH_SWEEP
@@ -133,10 +144,7 @@ def _sweep(settings: Settings, of: Material, tp: int) -> list[Work]:
             "verify-draft", 1, lambda: scenarios.verify(long, PROMPT, of.propose, WIDTH, 8 * steps),
             width=WIDTH, buckets=(1, WIDTH),
         ),
-        work(
-            "verify-together", 2, lambda: scenarios.verify_together(others[:2], PROMPT, of.propose, TOGETHER, steps),
-            width=TOGETHER, buckets=(2, 2 * TOGETHER),
-        ),
+        _verified_together(settings, of, tp, steps),
         work(
             "verify-every", 1, lambda: scenarios.verify_every(long, PROMPT, _verified(steps), of.vocabulary),
             width=WIDTH, buckets=(1, WIDTH),

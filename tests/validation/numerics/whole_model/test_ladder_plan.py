@@ -69,6 +69,14 @@ def test_steps_of_a_draft_head_have_an_executor():
         assert requests in unit.buckets
 
 
+def test_other_ranks_sweep_a_batch_and_verify_as_well():
+    found = {key: work for key, work in units(tokens=16).items() if key.startswith("batch_sweep-tp8-")}
+    assert sorted(found) == ["batch_sweep-tp8-rows3", "batch_sweep-tp8-verify-together"]
+    steps = decoded(found["batch_sweep-tp8-verify-together"])
+    assert {max(action.counts) for action in steps} == {1, TOGETHER}
+    assert len({kept for action in steps if max(action.counts) > 1 for kept in action.accepted}) >= 2
+
+
 @pytest.mark.parametrize("steps", [2, 8])
 def test_requests_that_verify_together_keep_counts_of_their_own(steps):
     streams = [[(7 * n + r) % 11 for n in range(200)] for r in range(2)]
