@@ -175,6 +175,7 @@ class Runner:
             with ThreadPoolExecutor(len(arms)) as pool:
                 laying = {arm.name: pool.submit(arm.lay_out, spec, self._hardware.name, seeds) for arm in arms}
                 right = self._examined(shard, seeds)
+                self._say("waiting for both paths")
             return right, {name: laid.result() for name, laid in laying.items()}
         self._say("drawing, and the oracle")
         right, laid = self._examined(shard, seeds), {}
