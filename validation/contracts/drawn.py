@@ -1,7 +1,7 @@
 """Inputs of several ops as one: each draws its own, what another computes is left out, what several read is one tensor."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -121,6 +121,10 @@ class Drawn:
         specs = [member.contract.tensors(self._part(index, first)) for index, member in enumerate(self.members)]
         return [{spec.name for spec in own if spec.role is TensorRole.STATE} for own in specs]
 
+    def rows_of(self, index: int, workload: Workload, row: int) -> Iterable[int]:
+        """What member `index` knows a row of the part as."""
+        return (row,)
+
     def perturb_row(self, inputs: "Tensors", workload: Workload, row: int, seed: int) -> "dict[str, Tensor]":
         """Each member redraws what the row reads of its own inputs."""
         import torch
@@ -133,9 +137,10 @@ class Drawn:
             # What is inside has no value here; any will do, for it is not kept.
             specs = member.contract.tensors(part)
             stand_in = {s.name: torch.zeros(s.shape, dtype=torch_dtype(s.dtype)) for s in specs if s.name in member.inside}
-            own = {**stand_in, **self._given(index, changed)}
-            fresh = member.contract.perturb_row(own, part, row, seed + index)
-            changed |= {member.outer[name]: value for name, value in fresh.items() if name in member.outer}
+            for own_row in self.rows_of(index, workload, row):
+                own = {**stand_in, **self._given(index, changed)}
+                fresh = member.contract.perturb_row(own, part, own_row, seed + index)
+                changed |= {member.outer[name]: value for name, value in fresh.items() if name in member.outer}
         return changed
 
 

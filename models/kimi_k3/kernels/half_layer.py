@@ -55,10 +55,10 @@ def prepare(static):
     }
 
 
-def constants(buffers, count, rows=ROWS_AT_ONCE):
-    """Macros of the outer stages, for a launch of `count` rows of `rows` at once: a row alone has an instance of its own."""
+def constants(buffers, rows=ROWS_AT_ONCE, *, alone=False):
+    """Macros of the outer stages, for a launch of `rows` rows at once: a row `alone` has an instance of its own."""
     return {
-        "ROWS_AT_ONCE": rows, "ALONE": count == 1 and rows == ROWS_AT_ONCE,
+        "ROWS_AT_ONCE": rows, "ALONE": alone and rows == ROWS_AT_ONCE,
         "ROUTER": buffers.logits.shape[1], "LATENT": buffers.latent.shape[1], "SHARED": buffers.shared.shape[1],
         "NORM_EPS": NORM_EPS, "SITU_BETA": SITU_BETA, "SITU_LINEAR_BETA": SITU_LINEAR_BETA,
     }  # fmt: skip

@@ -1,13 +1,17 @@
 """A KDA layer from its first AttnRes mix to what enters the mixture of experts: six ops in one cooperative launch.
 
+Of a step of one token a request, or of one that verifies several: with kda_verify in place of kda_decode. Then rows of a request
+are its tokens in order, and its table names a page to read and one to write behind each token.
+
 Of router and latent down-projection this rank computes its own rows, which all ranks gather.
 
-Covers attn_res_norm, in_projection, kda_decode, o_proj_residual, attn_res_norm, front, and names buffers as the
+Covers attn_res_norm, in_projection, kda_decode or kda_verify, o_proj_residual, attn_res_norm, front, and names buffers as the
 contract of that part of the op graph does.
 
 Read     attn_res_norm_1_stream, blocks, peers, slots; the weights, of which `prepare` repacks the three large ones; and
          of each live row its pages of conv_state and recurrent_state.
-Written  partial, o_proj_residual_stream, logits, latent, shared; the two pages of each live row. Nothing else.
+Written  partial, o_proj_residual_stream, logits, latent, shared; the two pages of each live row, or behind each token of a live
+         request. Nothing else.
 Rounded  to bfloat16: the normed mixes and the attention output, as operands of the products; the gate projection
          f_b f_a, because the published layer rounds it; what enters conv_state; the outputs but `logits`. The
          projection, the stream between the mixes, gate and up stay float32, where the published modules leave bfloat16.
@@ -73,7 +77,11 @@ def prepare(ctx, static, axes, config):
 def launch(ctx, buffers, axes, config):
     """Enqueues one launch for up to eight rows, or one for every sixteen."""
     blocks, heads, rows = ctx.hardware.multiprocessors, axes["heads"], axes["rows"]
-    slots, at_once = config["slots"], rows_at_once(rows)
+    # Of a step to verify whole requests are served together.
+    tokens = axes.get("tokens", 0)
+    of_request = max(tokens, 1)
+    slots, instance = config["slots"], rows_at_once(rows)
+    at_once = instance // of_request * of_request
     shared_bytes = slots * (UNIT_BYTES + 16) + SCRATCH_BYTES + 16
     constants = {
         "BLOCKS": blocks, "SLOTS": slots, "WINDOW": config["window"], "WIDE": config["wide"],
@@ -85,13 +93,15 @@ def launch(ctx, buffers, axes, config):
     for first in range(0, rows, at_once):
         here = slice(first, min(first + at_once, rows))
         count = here.stop - first
+        table = slots_of[first // of_request : here.stop // of_request]
         kernel = ctx.cuda(
             SOURCE, "kda_front", threads=half_layer.THREADS, cooperative=True, pdl=config["pdl"],
-            constants=half_layer.constants(buffers, count, at_once) | constants | {"SPLIT": split(count * heads, blocks)},
+            constants=half_layer.constants(buffers, instance, alone=count == 1 and not tokens) | constants
+            | {"TOKENS": tokens, "SPLIT": split(count // of_request * heads, blocks)},
         )  # fmt: skip
         kernel[(blocks,)](
             # Where nothing is banked, the kernel reads none of the banks that it is given.
-            stream[here], banks[:, here] if len(banks) else stream, slots_of[here], buffers.peers[:, here],
+            stream[here], banks[:, here] if len(banks) else stream, table, buffers.peers[:, here],
             count, len(banks), len(buffers.peers), bool(axes["restart"]),
             stream.stride(0), banks.stride(0), banks.stride(1), slots_of.stride(0), *buffers.peers.stride()[:2],
             buffers.queries, buffers.attn_res_norm_1_out_norm, buffers.attn_res_norm_2_out_norm,

@@ -95,7 +95,7 @@ def launch(ctx, buffers, axes, config):
         here = slice(first, min(first + ROWS_AT_ONCE, rows))
         kernel = ctx.cuda(
             SOURCE, "mla_front", threads=half_layer.THREADS, cooperative=True, pdl=config["pdl"],
-            constants=half_layer.constants(buffers, here.stop - first) | constants,
+            constants=half_layer.constants(buffers, alone=here.stop - first == 1) | constants,
         )  # fmt: skip
         kernel[(blocks,)](
             # Where nothing is banked, the kernel reads none of the banks that it is given.

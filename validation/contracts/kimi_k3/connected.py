@@ -23,6 +23,9 @@ _LOGITS_ALONE = frozenset({"signed_zeros", "not_finite", "padded"})
 _EXACT_LOGITS = frozenset({"ties"})
 
 
+VERIFIES = "kda_verify"
+
+
 class Part(Subgraph):
     """A connected part of the step: the contract of its `nodes`, in the order of the step."""
 
@@ -56,6 +59,31 @@ class Part(Subgraph):
             if tensor in member.outer and value in run.outputs
         }
         return StockRun(run.run, outputs)
+
+
+class VerifyPart(Part):
+    """A part with the recurrence of a step to verify, in which rows of a request depend on each other: it numbers requests.
+
+    As `kda_verify` does; its other members number rows. Numbers past the last request own nothing.
+    """
+
+    def rows_of(self, index: int, workload: Workload, row: int) -> Iterable[int]:
+        """All rows of the request, but to the op that numbers requests itself."""
+        if self.members[index] is self._recurrence:
+            return (row,)
+        tokens = workload.axes["tokens"]
+        return range(row * tokens, min((row + 1) * tokens, workload.axes["rows"]))
+
+    def row_of(self, tensor: str, index: tuple[int, ...], inputs: "Tensors") -> int | None:
+        """The request to which a row belongs, or which writes a page."""
+        found, (position, _) = super().row_of(tensor, index, inputs), self._writer(tensor)
+        if found is None or self.members[position] is self._recurrence:
+            return found
+        return found // (inputs[self._recurrence.outer["slots"]].shape[1] - 1)
+
+    @cached_property
+    def _recurrence(self) -> Member:
+        return next(member for member in self.members if member.contract.op == VERIFIES)
 
 
 class RoutedPart(Part):

@@ -9,11 +9,13 @@ from ..base import OpContract, TensorRole
 from ..joined import Member, tensor_names
 from ..subgraph import SEPARATOR
 from .architecture import Architecture
-from .connected import Part, RoutedPart
+from .connected import VERIFIES, Part, RoutedPart, VerifyPart
 from .graph import Node, OpGraph, Via, step
 from .layers import LAYERS
 
 _MOST = 12
+# Cores of a step in which requests have several rows each: how many decides nothing here.
+_VERIFYING = {"kda_verify", "mla_verify"}
 _STACK = "blocks"
 # What a rank reads without waiting for another.
 _LOCAL = (Via.HERE, Via.COLUMNS)
@@ -41,7 +43,7 @@ def subgraph(architecture: Architecture, ops: Mapping[str, OpContract], name: st
         )
     # Whoever chooses by logits of its own has computed them all.
     own_logits = name not in LAYERS and {"front", "routing"} <= set(names)
-    graph = _graph(architecture, ("front",) if own_logits else ())
+    graph = _graph(architecture, ("front",) if own_logits else (), 2 if _VERIFYING & set(names) else 1)
     if own_logits:
         ops = {**ops, "front": ops["front"].whole()}
     places = list(_layers(graph, architecture, names) if name in LAYERS else _places(graph, names))
@@ -56,7 +58,10 @@ def subgraph(architecture: Architecture, ops: Mapping[str, OpContract], name: st
         ops = {**ops, "experts": ops["experts"].with_all()}
     members = list(members_of(graph, nodes, ops))
     routed = any(member.contract.op == "routing" and _decides(member, members) for member in members)
-    return (RoutedPart if routed else Part)(name, graph, nodes, members, ops)
+    kind = RoutedPart if routed else VerifyPart if VERIFIES in names else Part
+    if routed and VERIFIES in names:
+        raise UserError(f"{name}: what routes and what verifies cannot be judged as one", "judge the layer's halves apart")
+    return kind(name, graph, nodes, members, ops)
 
 
 def _decides(routing: Member, members: Sequence[Member]) -> bool:
@@ -73,8 +78,8 @@ def _layers(graph: OpGraph, architecture: Architecture, names: Sequence[str]) ->
 
 
 @cache
-def _graph(architecture: Architecture, replicated: tuple[str, ...]) -> OpGraph:
-    return step(architecture, replicated)
+def _graph(architecture: Architecture, replicated: tuple[str, ...], tokens: int) -> OpGraph:
+    return step(architecture, replicated, tokens=tokens)
 
 
 def _places(graph: OpGraph, names: Sequence[str]) -> Iterator[tuple[str, ...]]:

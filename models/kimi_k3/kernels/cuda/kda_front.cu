@@ -8,8 +8,12 @@
 // with a grid barrier at each bar, behind which other blocks' results are read. At a colon there is none: values carry
 // their launch's number (tagged_floats.cuh), and whoever needs some waits for these alone. Of a row alone all of them do. The
 // mixes, the front and what runs beside them: half_layer.cuh.
+//
+// Of a step to verify (TOKENS of each request) rows of a request are its tokens in order. Whoever has a head of it, or a
+// slice, takes them through one after the other; all other stages go row by row.
 #include "half_layer.cuh"
 #include "kda_step.cuh"
+#include "kda_walk.cuh"
 
 constexpr int kProjected = (4 * kChannels + kGateRank + HEADS + 15) / 16 * 16;
 constexpr int kPhases = 3;
@@ -29,10 +33,20 @@ using Ring = WeightRing<SLOTS, kUnitBytes>;
 static_assert(WINDOW < SLOTS && WIDE < SLOTS, "copies on their way are part of the ring");
 // Whether a block mixes several parts of rows, or takes several heads through the KDA step, which are whole ones then.
 constexpr bool kMixesMore = kRowsAtOnce * FirstMix::kBlocks > BLOCKS;
-constexpr bool kStepsMore = SPLIT == 1 && kRowsAtOnce * HEADS > BLOCKS;
-using Step = KdaStep<SPLIT, kStepsMore ? 4 : 0>;
+constexpr bool kVerifies = TOKENS > 0;
+constexpr int kTokens = kVerifies ? TOKENS : 1;  // rows of a request
+static_assert(!kVerifies || !kAlone, "a row alone leaves its step in cells");
+constexpr bool kStepsMore = SPLIT == 1 && kRowsAtOnce / kTokens * HEADS > BLOCKS;
+#if TOKENS
+// Registers decide: of sixteen rows at once a value comes in two parts of each half of k, and much of a head's state takes most of them.
+constexpr int kAskedAtOnce = kTokens % 2 || kSpans != 1 || SPLIT == 1 ? 1 : 2;
+using Recurrence = KdaWalk<SPLIT, kTokens, kAskedAtOnce, SPLIT <= 2 ? 4 / SPLIT : 0>;
+#else
+using Recurrence = KdaStep<SPLIT, kStepsMore ? 4 : 0>;
+#endif
 
 constexpr int kScratchFloats = 4096;
+static_assert(Recurrence::kFloats + kRowsAtOnce <= kScratchFloats, "what is worked out together fits, and the scales of rows");
 constexpr int kShared = SLOTS * kUnitBytes + 4 * kScratchFloats + Ring::kBarrierBytes + 16;
 static_assert(kShared == SHARED_BYTES, "the launch asks for what the kernel uses");
 
@@ -115,8 +129,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kda_front(
     if (mixes_first) load_mix(first);
     const KdaTensors tensors{f_b, conv_weight, rate, dt_bias, o_norm, slots, slots_stride, conv_state, recurrent_state,
                              conv_page_stride, state_page_stride, gated, squares};
-    const bool steps = block < rows * HEADS * SPLIT;
-    Step kda(tensors, steps ? block : 0);
+    const int items = rows / kTokens * HEADS * SPLIT;
+    const bool steps = block < items;
+    Recurrence kda(tensors, steps ? block : 0);
     if (steps) kda.bring_near();
     const HalfLayer half{rows, queries, out_norm_2, partial, stream_out, logits, latent, shared,
                          normed + kRowsAtOnce * kHidden, others, bank_sums, bank_scalars, words + kOwn, words + kTails,
@@ -170,7 +185,23 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kda_front(
 
     // KDA step.
     if (thread == 0) *ahead = WINDOW;
-    const auto step = [&](int item) {
+    float* const row_scales = scratch + kScratchFloats - kRowsAtOnce;  // of the rows of a step to verify
+#if TOKENS
+    const auto take = [&](int item) {
+        const int request = item / (HEADS * SPLIT);
+        kda.walk([&](const int(&tokens)[3 * kAskedAtOnce], const int(&columns)[3 * kAskedAtOnce],
+                     float(&values)[3 * kAskedAtOnce]) {
+            int at[3 * kAskedAtOnce];
+#pragma unroll
+            for (int i = 0; i < 3 * kAskedAtOnce; ++i) at[i] = request * kTokens + tokens[i];
+            projection.receive(at, columns, values, epoch, health);
+#pragma unroll
+            for (int i = 0; i < 3 * kAskedAtOnce; ++i) values[i] *= row_scales[at[i]];
+        }, scratch);
+    };
+    const auto shift = [] {};
+#else
+    const auto take = [&](int item) {
         const int at = item / (HEADS * SPLIT);
         const float scale = kAlone ? *alone_scale : FirstMix::scale(mix_squares + at * FirstMix::kBlocks);
         const int row[3] = {at, at, at};
@@ -180,25 +211,31 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kda_front(
             for (int i = 0; i < 3; ++i) values[i] *= scale;
         }, scratch, StepCells{kAlone ? words + kStep : nullptr, epoch});
     };
+    const auto shift = [&] { kda.shift(); };
+#endif
     if (steps) kda.load();
     if constexpr (kStepsMore)
-        for (int item = block + BLOCKS; item < rows * HEADS; item += BLOCKS) Step(tensors, item).bring_near();
+        for (int item = block + BLOCKS; item < items; item += BLOCKS) Recurrence(tensors, item).bring_near();
     if (kAlone)
         scale_is_there();
     else
         sync_consumers();
+    if (kVerifies) {
+        if (thread < rows) row_scales[thread] = FirstMix::scale(mix_squares + thread * FirstMix::kBlocks);
+        sync_consumers();
+    }
     STAMP(4);
     if constexpr (kStepsMore) {
-        constexpr int kRounds = (kRowsAtOnce * HEADS + BLOCKS - 1) / BLOCKS;
+        constexpr int kRounds = (kRowsAtOnce / kTokens * HEADS + BLOCKS - 1) / BLOCKS;
 #pragma unroll
         for (int round = 0; round < kRounds; ++round) {
             const int item = block + round * BLOCKS;
-            if (item >= rows * HEADS) break;
-            if (round) kda.shift(), kda.turn_to(item), kda.load();
-            step(item);
+            if (item >= items) break;
+            if (round) shift(), kda.turn_to(item), kda.load();
+            take(item);
         }
     } else if (steps) {
-        step(block);
+        take(block);
     }
     STAMP(5);
     if (kAlone) {
@@ -206,7 +243,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kda_front(
     } else {
         asm volatile("bar.sync 3, %0;" ::"n"(kConsumers + kHelpers) : "memory");
         arrive_together(barrier), wait_together(barrier);
-        if (steps) kda.shift();
+        if (steps) shift();
     }
     STAMP(6);
 
@@ -263,7 +300,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kda_front(
 
     if (kAlone) {
         grid_is_there();
-        if (steps) kda.shift();
+        if (steps) shift();
     }
     half.mix_and_front(ring, barrier, scratch, epoch, [&](int step) { STAMP(8 + step); });
 }
