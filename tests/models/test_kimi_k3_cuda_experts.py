@@ -103,12 +103,13 @@ def dispatched():
             yield entry["tp"], rows, entry["config"]
 
 
+@pytest.mark.parametrize("target", (90, 103))
 @pytest.mark.parametrize(("tp", "rows", "config"), list(dispatched()), ids=lambda value: str(value) if isinstance(value, int) else "")
-def test_no_dispatched_instance_spills(tp, rows, config):
+def test_no_dispatched_instance_spills(tp, rows, config, target):
     more = {"shared_down_x": 6144 // tp, "columns": 7168 // tp}
     context = asked_for(moe_half, 3072 // tp, rows, config["structure"], more)
     assert context.variant["constexprs"]["STAGES"] == config["num_stages"]
-    report = compiled(context, 90)
+    report = compiled(context, target)
     assert (report.spill_store_bytes, report.spill_load_bytes, report.stack_bytes) == (0, 0, 0)
 
 

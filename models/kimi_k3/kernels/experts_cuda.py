@@ -106,6 +106,6 @@ def _shared_bytes(constants):
     ring = WARPS * constants["STAGES"] * (stage + 8)
     work = max(4 * max(experts, 2 * 8 * TOP) + 4 * WARPS + 8, 2 * WARPS * 16 * 8 * 4, 0 if spread else 2 * places * 64)
     lists = 128 + 4 * min(experts, places) + 2 * places + 4 * (TOP if spread else places)
-    routing = 4 * experts + 8 * WARPS * TOP if constants["ROUTE"] else 0
+    routing = 4 * experts + 16 * WARPS * TOP if constants["ROUTE"] else 0
     up = 2 * UP_ROWS * LATENT + 256 if constants["UP"] else 0
     return -(-(ring + work + lists + routing + up) // 128) * 128 + 128

@@ -149,10 +149,10 @@ class Choice:
         constants = {"EXPERTS": moe_half.EXPERTS, "TOP": moe_half.TOP, "SCALING": 1.0}
         self._run = cuda_on_cpu.compiled(texts, "kernels/cuda/choice.cu", constants, 512, directory)
 
-    def __call__(self, logits, bias):
+    def __call__(self, logits, bias, backwards=False):
         ids = torch.full((len(logits), moe_half.TOP), -1, dtype=torch.int32)
         weights = torch.full(ids.shape, float("nan"))
-        self._run(logits.contiguous(), bias, ids, weights, blocks=len(logits), shared_bytes=8192)
+        self._run(logits.contiguous(), bias, ids, weights, blocks=len(logits), shared_bytes=8192, backwards=backwards)
         return ids, weights
 
 
@@ -190,6 +190,7 @@ def test_the_best_are_chosen_in_order_wherever_they_lie_and_however_many_tie(tmp
     for name, logits in crowds().items():
         for bias in (bias, steep, nothing):
             ids, weights = choice(logits, bias)
+            assert torch.equal(choice(logits, bias, backwards=True)[0], ids), "whoever runs first"
             right, scores = expected(logits, bias)
             assert torch.equal(ids.long(), right), name
             torch.testing.assert_close(weights, scores / scores.sum(-1, keepdim=True), rtol=1e-6, atol=0)
@@ -216,10 +217,11 @@ def test_scores_that_are_no_numbers_come_last(tmp_path):
         (("lane < TOP ? lane : 31 - lane", "lane"), "drawn"),
         (("__shfl_xor_sync(~0u, keys[1], 31)", "keys[1]"), "drawn"),
         (("(u32)~expert", "(u32)expert"), "few values"),
+        (("work.best + 2 * (ROUTE_WARPS - lists)", "work.best"), "drawn"),
     ],
-    ids=["half of the lists", "two lists forwards", "both of a warp's forwards", "ties the other way"],
+    ids=["half of the lists", "two lists forwards", "both of a warp's forwards", "ties the other way", "one list for all rounds"],
 )  # fmt: skip
 def test_a_planted_fault_of_the_choice_is_seen(tmp_path, edit, crowd):
     logits, bias = crowds()[crowd], torch.zeros(moe_half.EXPERTS)
-    ids, _ = Choice(tmp_path, edit)(logits, bias)
+    ids, _ = Choice(tmp_path, edit)(logits, bias, backwards=True)
     assert not torch.equal(ids.long(), expected(logits, bias)[0])

@@ -49,6 +49,8 @@
 #define STAGE_BYTES (FIRST_BYTES > SECOND_BYTES ? FIRST_BYTES : SECOND_BYTES)
 static_assert(LATENT % (64 * SLICES) == 0 && CHANNELS % 64 == 0, "slices and chunks are whole");
 static_assert(!FLOWS || (SPREAD && ROUTE), "what is counted is cleared behind the choice");
+static_assert(MOST_UNITS <= BLOCKS * 32 * WARPS, "a thread clears one counter at most");
+static_assert((unsigned long long)MOST_UNITS * SECOND_BLOCKS * (BLOCKS * WARPS + 1) < 1ull << 32, "parts are found in 32 bits");
 static_assert(SPREAD || (MOST_ROWS <= 16 && 2 * BLOCKS >= SECOND_BLOCKS), "a block keeps the products of all places");
 
 typedef float Slice[16][8];
@@ -134,8 +136,9 @@ __device__ __forceinline__ float added_slices(const Slice* partial, int row, int
   return total;
 }
 
-// Part `index` of `parts` equal parts of `total`: its first.
-__device__ __forceinline__ int part(int total, int index, int parts) { return (long long)total * index / parts; }
+// Part `index` of PARTS equal parts of `total`: its first. PARTS is a constant and 32 bits suffice, so the division is a product.
+template <u32 PARTS>
+__device__ __forceinline__ int part(u32 total, u32 index) { return total * index / PARTS; }
 
 // x [rows, LATENT] bf16, rows x_stride apart; activation [rows * TOP, CHANNELS] bf16 and, with SPREAD, outputs
 // [rows * TOP, LATENT] float32 are scratch; barrier: see grid_barrier; routed [rows, LATENT] bf16.
@@ -170,18 +173,14 @@ experts(
   Shared& s = *(Shared*)memory;
   Units& u = s.units;
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, group = warp / SLICES, slice = warp % SLICES;
-  const int worker = blockIdx.x * GROUPS + group, workers = gridDim.x * GROUPS, places = rows * TOP;
+  constexpr u32 workers = BLOCKS * GROUPS;
+  const int worker = blockIdx.x * GROUPS + group, places = rows * TOP;
   // One row chooses in every block for itself; but where products go through memory anyway, as others do.
   const bool one_row = !FLOWS && MOST_ROWS == 8 && rows == 1;
 #if ROUTE
   // Asked for ahead of all weights, behind which it would queue for microseconds.
   Candidates among = {};
   if (one_row || blockIdx.x < rows) among = candidates(logits + (size_t)(one_row ? 0 : blockIdx.x) * logits_stride, bias);
-#endif
-#if UP
-  prefetch_shares(every_routed, RANKS, rows, LATENT, routed_stride, routed_row_stride);
-  prefetch_shares(every_shared, RANKS, rows, COLUMNS, shared_stride, shared_row_stride);
-  prefetch_shares(residual, 1, rows, COLUMNS, 0, residual_stride);
 #endif
   WeightStream<STAGES, STAGE_BYTES> stream(s.stages[warp][0], s.arrived[warp]);
   if (lane == 0) {
@@ -197,8 +196,8 @@ experts(
   // stage `first_end`, `second_count` of W2. It may ask for the first `known` of them.
   int shared_block = 0, shared_count = 0, first = 0, first_end = 0, second = 0, second_count = 0, known = 0;
 #if SHARED
-  shared_block = part(SHARED_BLOCKS, worker, workers);
-  known = shared_count = part(SHARED_BLOCKS, worker + 1, workers) - shared_block;
+  shared_block = part<workers>(SHARED_BLOCKS, worker);
+  known = shared_count = part<workers>(SHARED_BLOCKS, worker + 1) - shared_block;
 #endif
   int ask_unit = 0, ask_block = 0;
   const auto ask = [&] {
@@ -220,7 +219,7 @@ experts(
       ask_block = SPREAD ? second % SECOND_BLOCKS : blockIdx.x;
     } else if (SPREAD) {
       if (++ask_block == SECOND_BLOCKS) ask_block = 0, ask_unit++;
-    } else if (ask_block += gridDim.x; ask_block >= SECOND_BLOCKS) {
+    } else if (ask_block += BLOCKS; ask_block >= SECOND_BLOCKS) {
       ask_block = blockIdx.x, ask_unit += WARPS;
     }
     const size_t block = (size_t)u.expert[ask_unit] * SECOND_BLOCKS + ask_block;
@@ -245,7 +244,7 @@ experts(
     choose(s.routing, among, ROUTED_SCALING, ids + blockIdx.x * TOP, weights + blockIdx.x * TOP);
   STAMP(1);
 #if FLOWS
-  for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < min(EXPERTS, places); i += gridDim.x * blockDim.x) ready[i] = 0;
+  if (const int i = blockIdx.x * 32 * WARPS + threadIdx.x; i < min(EXPERTS, places)) ready[i] = 0;
 #endif
   if (!one_row && !grid_barrier(barrier)) return;
   const int* chosen = one_row ? s.ids : ids;
@@ -255,8 +254,8 @@ experts(
   if (!SPREAD && (!ROUTE || !one_row) && threadIdx.x < places) s.weights[threadIdx.x] = weights[threadIdx.x];
   __syncthreads();
   list_units(u, s.listing, chosen, places);
-  first = part(u.count * FIRST_BLOCKS, worker, workers);
-  known = first_end = shared_count + part(u.count * FIRST_BLOCKS, worker + 1, workers) - first;
+  first = part<workers>(u.count * FIRST_BLOCKS, worker);
+  known = first_end = shared_count + part<workers>(u.count * FIRST_BLOCKS, worker + 1) - first;
   STAMP(2);
 #if SHARED
   // Rings are full of the shared expert: memory brings the first weights of the others as far as the L2, and a warp asks for
@@ -268,6 +267,12 @@ experts(
   }
 #endif
   ask_all();
+#if UP
+  // Needed last of all, so asked for behind everything that a warp will soon wait for.
+  prefetch_shares<RANKS, LATENT>(every_routed, rows, routed_stride, routed_row_stride);
+  prefetch_shares<RANKS, COLUMNS>(every_shared, rows, shared_stride, shared_row_stride);
+  prefetch_shares<1, COLUMNS>(residual, rows, 0, residual_stride);
+#endif
   int turn = 0;
 #if SHARED
   {
@@ -367,10 +372,10 @@ experts(
     hand_on();
   }
 
-  const int units = u.count, blocks = gridDim.x, own_blocks = (SECOND_BLOCKS - (int)blockIdx.x + blocks - 1) / blocks;
+  const int units = u.count, own_blocks = (SECOND_BLOCKS - (int)blockIdx.x + BLOCKS - 1) / BLOCKS;
   const int own_units = (units - warp + WARPS - 1) / WARPS;
-  second = SPREAD ? part(units * SECOND_BLOCKS, blockIdx.x * WARPS + warp, gridDim.x * WARPS) : 0;
-  second_count = SPREAD ? part(units * SECOND_BLOCKS, blockIdx.x * WARPS + warp + 1, gridDim.x * WARPS) - second
+  second = SPREAD ? part<BLOCKS * WARPS>(units * SECOND_BLOCKS, blockIdx.x * WARPS + warp) : 0;
+  second_count = SPREAD ? part<BLOCKS * WARPS>(units * SECOND_BLOCKS, blockIdx.x * WARPS + warp + 1) - second
                         : max(own_units, 0) * max(own_blocks, 0);
   known += second_count;
   ask_all();
@@ -422,7 +427,7 @@ experts(
   STAMP(6);
   if (!grid_barrier(barrier)) return;
   const int quads = rows * (LATENT / 4);
-  for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < quads; i += gridDim.x * blockDim.x) {
+  for (int i = blockIdx.x * 32 * WARPS + threadIdx.x; i < quads; i += BLOCKS * 32 * WARPS) {
     const int row = i / (LATENT / 4), column = i % (LATENT / 4);
     const float4* product = (const float4*)outputs + (size_t)row * TOP * (LATENT / 4) + column;
     float4 values[TOP], total = {0, 0, 0, 0};
@@ -463,13 +468,13 @@ experts(
   }
   STAMP(6);
   __syncthreads();
-  const int block = threadIdx.x / (rows * 16), row = threadIdx.x / 16 % rows, channel = threadIdx.x % 16;
+  const u32 sixteen = threadIdx.x / 16, block = sixteen / rows, row = sixteen % rows, channel = threadIdx.x % 16;
   if (block < own_blocks) {
     float total = 0;
 #pragma unroll
     for (int k = 0; k < TOP; k++)
       total = fmaf(s.weights[row * TOP + k], s.products[block][row * TOP + k][channel], total);
-    routed[(size_t)row * LATENT + (blockIdx.x + block * gridDim.x) * 16 + channel] = to_bf16(total);
+    routed[(size_t)row * LATENT + (blockIdx.x + block * BLOCKS) * 16 + channel] = to_bf16(total);
   }
 #endif
 #if UP
@@ -489,7 +494,7 @@ experts(
     STAMP(10);
     return;
   }
-  for (int row = blockIdx.x; row < rows; row += gridDim.x) norm_row(t, s.tail, row, normed + (size_t)row * LATENT);
+  for (int row = blockIdx.x; row < rows; row += BLOCKS) norm_row(t, s.tail, row, normed + (size_t)row * LATENT);
   if (!grid_barrier(barrier)) return;
   STAMP(9);
   if (!ends) return;
