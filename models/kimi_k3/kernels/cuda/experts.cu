@@ -4,7 +4,7 @@
 // UP the layer's end comes behind a last barrier, where ranks exchange: see latent_up.cuh.
 //
 // Constants from the host: EXPERTS, TOP, LATENT, CHANNELS (of this rank), MOST_ROWS, STAGES of a warp's ring, SPREAD, FLOWS,
-// BLOCKS of the grid, ROUTE, SHARED, HIDDEN, SHARED_CHANNELS, UP with what latent_up.cuh takes,
+// BLOCKS of the grid, PDL with EARLY, ROUTE, SHARED, HIDDEN, SHARED_CHANNELS, UP with what latent_up.cuh takes,
 // SITU_BETA, SITU_LINEAR_BETA, ROUTED_SCALING, SHARED_BYTES of shared memory.
 //
 // A unit is an expert with the places (row * TOP + place) that chose it, so its weights are read once whatever their
@@ -24,6 +24,12 @@
 //
 // A ring holds no more than it must: a warp asks for W2 when it has taken its last of W1 and W3. What is asked for early
 // shares the memory's bandwidth with what other warps are waiting for.
+//
+// PDL: launched programmatically, a block may be there before the kernel in front has ended. It asks for EARLY stages of each
+// warp's ring, weights of the shared expert, then waits, before it reads or writes anything else in memory:
+// dependent_launch.cuh has the argument. All else, rows of the latent up-projection too, comes behind the logits, which the
+// choice waits for; with EARLY 0 nothing is in front of them.
+#include "dependent_launch.cuh"
 #include "expert_units.cuh"
 #include "mxfp4.cuh"
 #include "routing.cuh"
@@ -51,6 +57,7 @@ static_assert(LATENT % (64 * SLICES) == 0 && CHANNELS % 64 == 0, "slices and chu
 static_assert(!FLOWS || (SPREAD && ROUTE), "what is counted is cleared behind the choice");
 static_assert(MOST_UNITS <= BLOCKS * 32 * WARPS, "a thread clears one counter at most");
 static_assert((unsigned long long)MOST_UNITS * SECOND_BLOCKS * (BLOCKS * WARPS + 1) < 1ull << 32, "parts are found in 32 bits");
+static_assert(PDL ? EARLY < STAGES : !EARLY, "what is asked for early is followed by a wait, and by more");
 static_assert(SPREAD || (MOST_ROWS <= 16 && 2 * BLOCKS >= SECOND_BLOCKS), "a block keeps the products of all places");
 
 typedef float Slice[16][8];
@@ -178,9 +185,11 @@ experts(
   // One row chooses in every block for itself; but where products go through memory anyway, as others do.
   const bool one_row = !FLOWS && MOST_ROWS == 8 && rows == 1;
 #if ROUTE
-  // Asked for ahead of all weights, behind which it would queue for microseconds.
+  // Asked for ahead of all weights but those that come early, behind which it would queue for microseconds.
   Candidates among = {};
+#if !PDL
   if (one_row || blockIdx.x < rows) among = candidates(logits + (size_t)(one_row ? 0 : blockIdx.x) * logits_stride, bias);
+#endif
 #endif
   WeightStream<STAGES, STAGE_BYTES> stream(s.stages[warp][0], s.arrived[warp]);
   if (lane == 0) {
@@ -229,6 +238,14 @@ experts(
 #pragma unroll 1
     while (stream.asked < known && stream.asked - stream.taken < STAGES && lane == 0) ask();
   };
+#if PDL
+#pragma unroll 1
+  for (int stage = 0; stage < EARLY; stage++) ask();
+  wait_for_predecessors();
+#if ROUTE
+  if (one_row || blockIdx.x < rows) among = candidates(logits + (size_t)(one_row ? 0 : blockIdx.x) * logits_stride, bias);
+#endif
+#endif
   ask_all();
 #if UP
   const bool ends = blockIdx.x < UP_BLOCKS;
@@ -380,6 +397,7 @@ experts(
   known += second_count;
   ask_all();
   STAMP(4);
+  if (PDL && !SPREAD && !UP) let_successors_come();
 #if !FLOWS
   if (!grid_barrier(barrier)) return;
 #endif
@@ -425,6 +443,7 @@ experts(
     if (++block == SECOND_BLOCKS) block = 0, unit++, fresh = true;
   }
   STAMP(6);
+  if (PDL && !UP) let_successors_come();
   if (!grid_barrier(barrier)) return;
   const int quads = rows * (LATENT / 4);
   for (int i = blockIdx.x * 32 * WARPS + threadIdx.x; i < quads; i += BLOCKS * 32 * WARPS) {
@@ -478,8 +497,9 @@ experts(
   }
 #endif
 #if UP
-  // What this rank sends is there; here ranks exchange.
+  // What this rank sends is there; here ranks exchange. No block ends before all are here.
   STAMP(7);
+  if (PDL) let_successors_come();
   if (!grid_barrier(barrier)) return;
   STAMP(8);
   const UpTensors t = {up, latent_norm, every_routed, every_shared, residual, stream_out, normed, routed_stride,
