@@ -149,6 +149,12 @@ def test_a_launch_that_is_not_programmatic_neither_waits_nor_lets_others_come(tm
     assert not {"ACQBULK", "PREEXIT"} & set(code)
 
 
+def test_a_configuration_may_leave_out_that_all_blocks_run_at_once():
+    case = CASES["tp8, one row to the layer's end"]
+    ways = [asked_for(*case, **switches).options for switches in ({}, {"pdl": True}, {"pdl": True, "cooperative": False})]
+    assert [(way["pdl"], way["cooperative"]) for way in ways] == [(False, True), (True, True), (True, False)]
+
+
 def test_a_whole_ring_cannot_come_early():
     with pytest.raises(cuda_compiler.CudaError, match="followed by a wait, and by more"):
         compiled(asked_for(*CASES["tp8, one row to the layer's end"], pdl=True, early=2), 90)

@@ -397,7 +397,7 @@ experts(
   known += second_count;
   ask_all();
   STAMP(4);
-  if (PDL && !SPREAD && !UP) let_successors_come();
+  if (PDL && !SPREAD && !UP) let_dependents_launch();
 #if !FLOWS
   if (!grid_barrier(barrier)) return;
 #endif
@@ -443,7 +443,7 @@ experts(
     if (++block == SECOND_BLOCKS) block = 0, unit++, fresh = true;
   }
   STAMP(6);
-  if (PDL && !UP) let_successors_come();
+  if (PDL && !UP) let_dependents_launch();
   if (!grid_barrier(barrier)) return;
   const int quads = rows * (LATENT / 4);
   for (int i = blockIdx.x * 32 * WARPS + threadIdx.x; i < quads; i += BLOCKS * 32 * WARPS) {
@@ -499,7 +499,7 @@ experts(
 #if UP
   // What this rank sends is there; here ranks exchange. No block ends before all are here.
   STAMP(7);
-  if (PDL) let_successors_come();
+  if (PDL) let_dependents_launch();
   if (!grid_barrier(barrier)) return;
   STAMP(8);
   const UpTensors t = {up, latent_norm, every_routed, every_shared, residual, stream_out, normed, routed_stride,

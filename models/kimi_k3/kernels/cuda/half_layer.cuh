@@ -221,7 +221,7 @@ struct HalfLayer {
         stage(1);
 
         // Front. Behind it there is nothing but the end, so a successor may come as blocks leave.
-        if (PDL) let_successors_come();
+        if (PDL) let_dependents_launch();
         uint4 x[Front::kHeld];
         read_normed<Front>(x, kAlone ? near : normed, rows);
         sync_consumers();  // `near` lies in the scratch of the product

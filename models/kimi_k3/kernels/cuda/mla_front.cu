@@ -117,7 +117,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) mla_front(
     volatile uint32_t* ahead = shared_epoch + 1;  // copies of the ring on their way
     if (thread == kConsumers) ring.init(kWarps), *ahead = WINDOW;
     __syncthreads();
-    if (!PDL) let_successors_come();
+    if (!PDL) let_dependents_launch();
     if (thread >= kConsumers) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
         if (thread == kConsumers) {
