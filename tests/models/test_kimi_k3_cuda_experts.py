@@ -1,5 +1,6 @@
 """The CUDA C++ experts: compiled for both targets as `launch` asks for them, and run where there is a GPU."""
 
+import subprocess
 import tomllib
 from pathlib import Path
 from types import SimpleNamespace
@@ -7,6 +8,7 @@ from types import SimpleNamespace
 import fasttrack_models.kimi_k3 as package
 import pytest
 import torch
+import triton
 from fasttrack_models.kimi_k3.kernels import experts_cuda, moe_half
 from fasttrack_validation.judge.device_code import cuda_compiler, sass
 from fasttrack_validation.judge.device_code.refills import unfenced_refills
@@ -32,9 +34,9 @@ class Asked:
 
     hardware = SimpleNamespace(multiprocessors=132)
 
-    def cuda(self, file, kernel, *, threads, constants, cooperative):
+    def cuda(self, file, kernel, *, threads, constants, cooperative, pdl):
         self.variant = {"file": file, "function": kernel, "constexprs": constants}
-        self.options = {"threads": threads, "cluster": 1, "cooperative": cooperative}
+        self.options = {"threads": threads, "cluster": 1, "cooperative": cooperative, "pdl": pdl}
         return self
 
     def __getitem__(self, grid):
@@ -45,11 +47,11 @@ class Asked:
         self.arguments, self.shared_bytes = arguments, shared_bytes
 
 
-def asked_for(module, channels, rows, structure, more):
+def asked_for(module, channels, rows, structure, more, **switches):
     columns = more.get("columns")
     axes = {"rows": rows, "channels": channels, "experts": EXPERTS}
     axes |= {"columns": columns, "tp": 7168 // columns} if columns else {}
-    config = {"structure": structure, "num_stages": 2 if columns else 3}
+    config = {"structure": structure, "num_stages": 2 if columns else 3} | switches
     x = "experts_x" if more else "x"
     names = ["stages13", "stages2", x, "experts_routed" if columns else "routed", *module.scratch(axes, config), *module.persistent(axes, config)]
     names += ["logits", "correction_bias"] if module is moe_half else ["ids", "weights"]
@@ -103,13 +105,59 @@ def dispatched():
             yield entry["tp"], rows, entry["config"]
 
 
+SWITCHES = {"as dispatched": {}, "programmatic": {"pdl": True, "early": 0}, "programmatic, a stage early": {"pdl": True}}
+
+
+@pytest.mark.parametrize("target", (90, 103))
+@pytest.mark.parametrize("switches", SWITCHES)
 @pytest.mark.parametrize(("tp", "rows", "config"), list(dispatched()), ids=lambda value: str(value) if isinstance(value, int) else "")
-def test_no_dispatched_instance_spills(tp, rows, config):
+def test_no_dispatched_instance_spills(tp, rows, config, switches, target):
     more = {"shared_down_x": 6144 // tp, "columns": 7168 // tp}
-    context = asked_for(moe_half, 3072 // tp, rows, config["structure"], more)
+    context = asked_for(moe_half, 3072 // tp, rows, config["structure"], more, **SWITCHES[switches])
     assert context.variant["constexprs"]["STAGES"] == config["num_stages"]
-    report = compiled(context, 90)
+    assert context.options["cooperative"] and context.options["pdl"] == (switches != "as dispatched")
+    report = compiled(context, target)
     assert (report.spill_store_bytes, report.spill_load_bytes, report.stack_bytes) == (0, 0, 0)
+
+
+MEMORY = ("LDG", "STG", "ATOM", "RED", "LD", "ST", "CCTL")
+
+
+def listed(code, directory):
+    """Mnemonics of the machine code, in order."""
+    (directory / "k.cubin").write_bytes(code.cubin)
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    text = subprocess.run([tool, "-sass", directory / "k.cubin"], check=True, capture_output=True, text=True).stdout
+    return [name.partition(".")[0] for _, name in sass._INSTRUCTION.findall(text)]
+
+
+@pytest.mark.parametrize("target", (90, 103))
+@pytest.mark.parametrize("early", (0, 1))
+@pytest.mark.parametrize("case", ("tp8, one row to the layer's end", "tp8, 5 rows to the layer's end", "tp8, 64 rows"))
+def test_a_programmatic_launch_touches_no_memory_but_weights_before_it_waits(case, early, target, tmp_path):
+    code = made(asked_for(*CASES[case], pdl=True, early=early), target)
+    assert unfenced_refills(code.ptx) == (), "no stage is filled again before it is read"
+    code = listed(code, tmp_path)
+    wait, trigger = code.index("ACQBULK"), code.index("PREEXIT")
+    assert code.count("ACQBULK") == 1 and not set(MEMORY) & set(code[:wait]) and wait < trigger
+    # The first copy stands in front of the wait where weights that need no choice are asked for early.
+    assert (code.index("UBLKCP") < wait) == (early == 1 and "end" in case)
+
+
+def test_a_launch_that_is_not_programmatic_neither_waits_nor_lets_others_come(tmp_path):
+    code = listed(made(asked_for(*CASES["tp8, one row to the layer's end"]), 90), tmp_path)
+    assert not {"ACQBULK", "PREEXIT"} & set(code)
+
+
+def test_a_configuration_may_leave_out_that_all_blocks_run_at_once():
+    case = CASES["tp8, one row to the layer's end"]
+    ways = [asked_for(*case, **switches).options for switches in ({}, {"pdl": True}, {"pdl": True, "cooperative": False})]
+    assert [(way["pdl"], way["cooperative"]) for way in ways] == [(False, True), (True, True), (True, False)]
+
+
+def test_a_whole_ring_cannot_come_early():
+    with pytest.raises(cuda_compiler.CudaError, match="followed by a wait, and by more"):
+        compiled(asked_for(*CASES["tp8, one row to the layer's end"], pdl=True, early=2), 90)
 
 
 @pytest.mark.parametrize("case", ("tp8, 64 rows", "tp8, 16 rows to the layer's end"))

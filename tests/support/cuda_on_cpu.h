@@ -153,11 +153,16 @@ static inline void finish() {
     leave();
 }
 
+// Whether the launch in front has ended, for which griddepcontrol.wait waits.
+static long predecessor_ended = 1;
+static inline void emu_wait_for_predecessor() { wait_change(predecessor_ended, 0); }
+
 // Runs fibers, each to its next wait, and those of a warp as long as one of them gets on. Returns how many are left when
 // none does, or after so many rounds of looking again.
 static inline size_t run_fibers(std::vector<Fiber>& fibers, bool backwards, long rounds) {
     const size_t count = fibers.size(), warps = (count + 31) / 32;
-    size_t left = count;
+    size_t left = 0;
+    for (const Fiber& fiber : fibers) left += !fiber.done;
     for (bool any = true; left && any && rounds; --rounds) {
         any = false;
         for (size_t warp = 0; warp < warps; ++warp)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+_CALLBACK = ctypes.CFUNCTYPE(None)
 _SHIM = Path(__file__).with_name("cuda_on_cpu.h")
 
 # First fragment found in the text of a statement -> C++, {o} outputs and {i} inputs in order.
@@ -42,6 +43,7 @@ _MEANINGS: dict[str, Callable[[list[str], list[str]], str]] = {
     "st.release.gpu": lambda o, i: f"*({i[0]}) = {i[1]};",
     "st.relaxed.gpu": lambda o, i: f"*({i[0]}) = {i[1]};",
     "globaltimer": lambda o, i: f"{o[0]} = 0;",
+    "griddepcontrol.wait": lambda o, i: "emu_wait_for_predecessor();",
     **dict.fromkeys(("setmaxnreg", "griddepcontrol", "prefetch"), lambda o, i: ";"),
 }  # fmt: skip
 
@@ -52,7 +54,7 @@ static void entry() {{
     {kernel}({passed});
     finish();
 }}
-extern "C" int run({parameters}, int block_count, int shared_bytes, int backwards) {{
+extern "C" int run({parameters}, int block_count, int shared_bytes, int backwards, void (*end_predecessor)()) {{
     arguments = {{ {names} }};
     gridDim = {{ unsigned(block_count), 1 }};
     std::vector<Block> blocks(block_count);
@@ -65,6 +67,11 @@ extern "C" int run({parameters}, int block_count, int shared_bytes, int backward
     for (size_t i = 0; i < fibers.size(); ++i)
         fibers[i].tid.x = i % THREADS, fibers[i].bid.x = i / THREADS, fibers[i].block = &blocks[i / THREADS];
     char* stacks = start_fibers(fibers, entry);
+    predecessor_ended = !end_predecessor;
+    if (end_predecessor) {{
+        run_fibers(fibers, backwards, 100);  // as far as most get on without it
+        end_predecessor(), predecessor_ended = 1;
+    }}
     const size_t left = run_fibers(fibers, backwards, 200000);
     release_stacks(stacks, fibers.size());
     for (Block& block : blocks) free(block.smem);
@@ -78,6 +85,7 @@ def compiled(
 ) -> Callable[..., None]:
     """run(*arguments, blocks=..., shared_bytes=..., backwards=False): the kernel of `file` on CPU tensors and numbers.
 
+    `end_predecessor`, if given: the launch is programmatic and begins beside another one, which ends when this is called.
     `texts`: path -> source; includes are found beside `file`. Raises RuntimeError where the kernel never ends.
     """
     macros = [
@@ -105,8 +113,11 @@ def compiled(
     subprocess.run([*command, str(path), "-o", str(library)], check=True, capture_output=True, text=True)
     function = ctypes.CDLL(str(library)).run
 
-    def run(*arguments, blocks: int, shared_bytes: int, backwards: bool = False) -> None:
-        left = function(*map(_argument, arguments), blocks, shared_bytes, int(backwards))
+    def run(
+        *arguments, blocks: int, shared_bytes: int, backwards: bool = False, end_predecessor: Callable[[], None] | None = None
+    ) -> None:
+        ends = _CALLBACK(end_predecessor) if end_predecessor else _CALLBACK()
+        left = function(*map(_argument, arguments), blocks, shared_bytes, int(backwards), ends)
         if left:
             raise RuntimeError(f"{left} threads wait for ever")
 

@@ -4,6 +4,7 @@ import importlib.util
 import multiprocessing
 import shutil
 from collections.abc import Collection, Mapping
+from functools import partial
 from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
@@ -83,7 +84,8 @@ class HalfLayer:
             made[spec.name] = storage.as_strided(spec.shape, spec.strides)
             made[spec.name].copy_(inputs.get(spec.name, torch.tensor(float("nan"))))
         static = {spec.name: inputs[spec.name] for spec in op.tensors(at) if spec.role is TensorRole.STATIC}
-        for name, tensor in self.kernel.prepare(context, SimpleNamespace(**static), at.axes, self.config).items():
+        prepared = self.kernel.prepare(context, SimpleNamespace(**static), at.axes, self.config)
+        for name, tensor in prepared.items():
             made[name] = tensor.to(device)
         for name, (shape, dtype) in self.kernel.scratch(at.axes, self.config).items():
             made[name] = torch.full(shape, float("nan") if dtype.is_floating_point else -1, dtype=dtype, device=device)
@@ -92,6 +94,10 @@ class HalfLayer:
         cells = torch.full((size + 4096,), initial, dtype=dtype, device=device)
         made[name] = cells[:size]
         buffers = SimpleNamespace(**made)
+        if isinstance(context, _OnCpu):
+            given = {spec.name for spec in op.tensors(at) if spec.role is not TensorRole.STATIC} & inputs.keys()
+            kept = static.keys() | prepared.keys()
+            context.predecessor = _Predecessor({name: made[name] for name in made.keys() - kept}, given)
         self.kernel.launch(context, buffers, at.axes, self.config)
         assert (cells[size:] == initial).all()
         return {name: made[name].cpu().contiguous() for name in op.produced}, buffers
@@ -119,6 +125,31 @@ class HalfLayer:
         assert "o_proj_residual_stream" in faults and not {"partial", *states} & faults
 
 
+class _Predecessor:
+    """The launch in front of a programmatic one, before it ends: what it gives is not there yet, and nothing may change under it.
+
+    `tensors`: all but weights, which no launch writes. `changed`: names of those that the later launch wrote too early.
+    """
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor], given: Collection[str]) -> None:
+        self._tensors, self._given, self.changed = tensors, given, set()
+
+    def begin(self) -> None:
+        self._kept = {name: self._tensors[name].clone() for name in self._given}
+        for name in self._given:
+            # No NaN, which the tensors that are to be written hold.
+            tensor = self._tensors[name]
+            tensor.fill_(-7.5 if tensor.is_floating_point() else 0)
+        self._before = {name: tensor.clone() for name, tensor in self._tensors.items()}
+
+    def end(self) -> None:
+        for name, tensor in self._tensors.items():
+            if not equal_bits(tensor, self._before[name]):
+                self.changed.add(name)
+            if name in self._given:
+                tensor.copy_(self._kept[name])
+
+
 class _OnCpu:
     def __init__(self, texts, directory, blocks, backwards):
         self.hardware = SimpleNamespace(multiprocessors=blocks)
@@ -127,11 +158,17 @@ class _OnCpu:
     def cuda(self, file, function, *, threads, constants, cooperative, pdl=False):
         run = cuda_on_cpu.compiled(self._texts, file, constants, threads, self._directory)
 
+        def launch(grid, *arguments, shared_bytes):
+            if pdl:
+                self.predecessor.begin()
+            run(
+                *arguments, blocks=grid[0], shared_bytes=shared_bytes, backwards=self._backwards,
+                end_predecessor=self.predecessor.end if pdl else None,
+            )  # fmt: skip
+
         class Launch:
-            def __getitem__(launch, grid):
-                return lambda *arguments, shared_bytes: run(
-                    *arguments, blocks=grid[0], shared_bytes=shared_bytes, backwards=self._backwards
-                )
+            def __getitem__(self, grid):
+                return partial(launch, grid)
 
         return Launch()
 

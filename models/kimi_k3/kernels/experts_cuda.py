@@ -7,6 +7,9 @@ resident  A block adds a row's experts itself, one barrier. More than 16 rows ar
 spread    The second projection is cut evenly over all warps; products go through scratch, two barriers; with a choice before,
           one: a warp waits for the experts that it takes.
 
+A configuration may have, beside `structure` and `num_stages`: `pdl` (false), a programmatic launch; with it `early` (1), stages of
+each ring, fewer than all, that are asked for before the kernel in front has ended; `cooperative` (true).
+
 The same kernel can choose the experts before, and stream the shared expert's second product meanwhile: `moe_half.py`.
 """
 
@@ -65,16 +68,18 @@ def enqueue(ctx, buffers, axes, config, leading, *, route, shared_channels, x=No
     """
     x, routed = buffers.x if x is None else x, buffers.routed if routed is None else routed
     spread, flowing = spreads(axes, config), route and flows(axes, config)
+    pdl = config.get("pdl", False)
     constants = {
         "EXPERTS": axes["experts"], "TOP": TOP, "LATENT": LATENT, "CHANNELS": axes["channels"], "HIDDEN": HIDDEN,
         "SHARED_CHANNELS": shared_channels, "MOST_ROWS": _most_rows(axes["rows"]), "STAGES": config["num_stages"],
         "SPREAD": spread, "FLOWS": flowing, "ROUTE": route, "SHARED": shared_channels > 0, "BLOCKS": ctx.hardware.multiprocessors,
+        "PDL": pdl, "EARLY": config.get("early", 1) if pdl else 0,
         "SITU_BETA": BETA, "SITU_LINEAR_BETA": LINEAR_BETA, "ROUTED_SCALING": ROUTED_SCALING, "UP": up is not None,
         **(up or {}),
     }  # fmt: skip
     shared_bytes = _shared_bytes(constants)
     kernel = ctx.cuda(
-        "kernels/cuda/experts.cu", "experts", threads=32 * WARPS, cooperative=True,
+        "kernels/cuda/experts.cu", "experts", threads=32 * WARPS, cooperative=config.get("cooperative", True), pdl=pdl,
         constants={**constants, "SHARED_BYTES": shared_bytes},
     )  # fmt: skip
     kernel[(ctx.hardware.multiprocessors,)](
@@ -106,6 +111,6 @@ def _shared_bytes(constants):
     ring = WARPS * constants["STAGES"] * (stage + 8)
     work = max(4 * max(experts, 2 * 8 * TOP) + 4 * WARPS + 8, 2 * WARPS * 16 * 8 * 4, 0 if spread else 2 * places * 64)
     lists = 128 + 4 * min(experts, places) + 2 * places + 4 * (TOP if spread else places)
-    routing = 4 * experts + 8 * WARPS * TOP if constants["ROUTE"] else 0
+    routing = 4 * experts + 16 * WARPS * TOP if constants["ROUTE"] else 0
     up = 2 * UP_ROWS * LATENT + 256 if constants["UP"] else 0
     return -(-(ring + work + lists + routing + up) // 128) * 128 + 128

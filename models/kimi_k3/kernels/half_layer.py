@@ -64,6 +64,11 @@ def constants(buffers, rows=ROWS_AT_ONCE, *, alone=False):
     }  # fmt: skip
 
 
+def launched(config):
+    """How: all blocks at once, unless a configuration has `cooperative` false; `pdl`: beside the end of the kernel in front."""
+    return {"cooperative": config.get("cooperative", True), "pdl": config["pdl"]}
+
+
 def banks(buffers):
     """The banked streams [n, rows, 7168]; in front of layer 0, where the contract has no such tensor, none."""
     return getattr(buffers, "blocks", buffers.attn_res_norm_1_stream[None][:0])

@@ -85,7 +85,7 @@ def launch(ctx, buffers, axes, config):
     shared_bytes = slots * (UNIT_BYTES + 16) + SCRATCH_BYTES + 16
     constants = {
         "BLOCKS": blocks, "SLOTS": slots, "WINDOW": config["window"], "WIDE": config["wide"],
-        "SHARED_BYTES": shared_bytes, "HEADS": heads, "CELLS": len(buffers.cells),
+        "SHARED_BYTES": shared_bytes, "HEADS": heads, "CELLS": len(buffers.cells), "PDL": config["pdl"],
         "L2_EPS": L2_EPS, "OUTPUT_EPS": OUTPUT_EPS, "GATE_LOWER_BOUND": GATE_LOWER_BOUND,
     }  # fmt: skip
     stream, slots_of = buffers.attn_res_norm_1_stream, buffers.slots
@@ -95,7 +95,7 @@ def launch(ctx, buffers, axes, config):
         count = here.stop - first
         table = slots_of[first // of_request : here.stop // of_request]
         kernel = ctx.cuda(
-            SOURCE, "kda_front", threads=half_layer.THREADS, cooperative=True, pdl=config["pdl"],
+            SOURCE, "kda_front", threads=half_layer.THREADS, **half_layer.launched(config),
             constants=half_layer.constants(buffers, instance, alone=count == 1 and not tokens) | constants
             | {"TOKENS": tokens, "SPLIT": split(count // of_request * heads, blocks)},
         )  # fmt: skip

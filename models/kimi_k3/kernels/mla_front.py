@@ -86,7 +86,7 @@ def launch(ctx, buffers, axes, config):
     constants = {
         "BLOCKS": blocks, "SLOTS": slots, "WINDOW": config["window"], "WIDE": config["wide"],
         "SHARED_BYTES": shared_bytes, "HEADS": axes["mla_query_heads"], "PAGE": page_size,
-        "QUERY_BLOCKS": config["query_blocks"], "LEAST_UNITS": config["least_units"], "CELLS": len(buffers.cells),
+        "QUERY_BLOCKS": config["query_blocks"], "LEAST_UNITS": config["least_units"], "CELLS": len(buffers.cells), "PDL": config["pdl"],
         "SCALE_LOG2": SCALE_LOG2, "Q_EPS": Q_EPS, "KV_EPS": KV_EPS,
     }  # fmt: skip
     stream, table, cache = buffers.attn_res_norm_1_stream, buffers.page_table, buffers.cache
@@ -94,7 +94,7 @@ def launch(ctx, buffers, axes, config):
     for first in range(0, rows, ROWS_AT_ONCE):
         here = slice(first, min(first + ROWS_AT_ONCE, rows))
         kernel = ctx.cuda(
-            SOURCE, "mla_front", threads=half_layer.THREADS, cooperative=True, pdl=config["pdl"],
+            SOURCE, "mla_front", threads=half_layer.THREADS, **half_layer.launched(config),
             constants=half_layer.constants(buffers, alone=here.stop - first == 1) | constants,
         )  # fmt: skip
         kernel[(blocks,)](

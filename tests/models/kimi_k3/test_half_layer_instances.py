@@ -38,16 +38,37 @@ def test_there_are_instances_of_both():
     assert len(names) == len(set(names)) and {"kda_front-tp8-1", "kda_front-tp16-9", "mla_front-tp8-2"} <= set(names)
 
 
+SWITCHES = {"as dispatched": {}, "programmatic": {"pdl": True}, "programmatic, not cooperative": {"pdl": True, "cooperative": False}}
+
+
+@pytest.mark.parametrize("switches", list(SWITCHES)[:2])
 @pytest.mark.parametrize(("part", "name", "tp", "config", "rows"), list(dispatched()))
-def test_no_dispatched_instance_spills(part, name, tp, config, rows, tmp_path):
+def test_no_dispatched_instance_spills(part, name, tp, config, rows, switches, tmp_path):
     pytest.importorskip("cuda.bindings.nvrtc", reason="CUDA C++ needs the extra fasttrack[cuda]")
+    launch, variant = recorded(part, name, tp, config | SWITCHES[switches], rows, tmp_path)
+    assert variant.constexprs["ALONE"] == (rows == 1)
+    for target in (90, 103):
+        report = sass.ptxas_report(cuda_compiler.compile_kernel(launch.cuda_sources, variant, target).log)
+        assert (report.spill_store_bytes, report.spill_load_bytes, report.stack_bytes) == (0, 0, 0)
+        assert report.registers == 96, "what 640 threads have before they move between warps"
+
+
+@pytest.mark.parametrize("switches", SWITCHES)
+@pytest.mark.parametrize(("part", "name"), [(KDA, "kda_front"), (MLA, "mla_front")])
+def test_a_configuration_says_how_it_is_launched(part, name, switches, tmp_path):
+    pytest.importorskip("cuda.bindings.nvrtc", reason="CUDA C++ needs the extra fasttrack[cuda]")
+    config = SWITCHES[switches]
+    _, variant = recorded(part, name, 8, config, 1, tmp_path)
+    assert variant.options["launch_pdl"] == variant.constexprs["PDL"] == config.get("pdl", False)
+    assert variant.options["launch_cooperative_grid"] == config.get("cooperative", True)
+
+
+def recorded(part, name, tp, config, rows, directory):
+    """What launches so many rows, and its one kernel."""
     launch = HalfLayer(part, name, **config)
     op = contract(part)
     base = next(w for w in op.workloads() if w.axes["tp"] == tp)
     strides = dict.fromkeys(("attn_res_norm_1_block_stride", "attn_res_norm_2_block_stride", "peer_stride"), rows * 7168)
-    pack = launch.recorded(op, Workload(name=base.name, axes=base.axes | strides | {"rows": rows}), tmp_path)
+    pack = launch.recorded(op, Workload(name=base.name, axes=base.axes | strides | {"rows": rows}), directory)
     (variant,) = pack.kernels.values()
-    assert variant.constexprs["ALONE"] == (rows == 1)
-    report = sass.ptxas_report(cuda_compiler.compile_kernel(launch.cuda_sources, variant, 90).log)
-    assert (report.spill_store_bytes, report.spill_load_bytes, report.stack_bytes) == (0, 0, 0)
-    assert report.registers == 96, "what 640 threads have before they move between warps"
+    return launch, variant

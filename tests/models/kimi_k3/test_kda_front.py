@@ -197,6 +197,41 @@ def test_a_planted_fault_is_seen_on_a_cpu(op, exam, tmp_path, edit, seen, unseen
     assert seen <= found and not unseen & found
 
 
+# Launched programmatically, beside the end of the kernel in front
+
+EARLY = HalfLayer(LAUNCH.part, "kda_front", pdl=True)
+
+
+@pytest.mark.slow
+@needs_compiler
+def test_beside_the_kernel_in_front_it_waits_and_leaves_the_same_bits(op, exam, tmp_path):
+    at, inputs, *_ = exam
+    context = EARLY.on_cpu(tmp_path, BLOCKS)
+    early, _ = EARLY.run(op, at, inputs, context, "cpu")
+    assert context.predecessor.changed == set()
+    (tmp_path / "plain").mkdir()
+    made, _ = LAUNCH.run(op, at, inputs, LAUNCH.on_cpu(tmp_path / "plain", BLOCKS), "cpu")
+    for tensor, got in made.items():
+        assert equal_bits(got, early[tensor]), tensor
+
+
+@pytest.mark.slow
+@needs_compiler
+@pytest.mark.parametrize(
+    ("who", "seen", "changed"),
+    [
+        ('asm volatile("setmaxnreg.inc.sync.aligned.u32 112;");\n    ', {"partial", "conv_state", "latent"}, {"cells"}),
+        ("} else if (thread >= kConsumers + 32) {\n            ", {"o_proj_residual_stream"}, {"others"}),
+    ],
+    ids=["consumers", "helpers"],
+)
+def test_whoever_does_not_wait_is_seen_on_a_cpu(op, exam, tmp_path, who, seen, changed):
+    at, inputs, *_ = exam
+    context = EARLY.on_cpu(tmp_path, BLOCKS, ("kernels/cuda/kda_front.cu", f"{who}wait_for_predecessors();", who))
+    made, _ = EARLY.run(op, at, inputs, context, "cpu")
+    assert seen <= wrong(op, exam, made) and changed <= context.predecessor.changed
+
+
 # More than eight rows: sixteen blocks or more, since each mixes one row.
 
 

@@ -241,6 +241,35 @@ def test_a_planted_fault_is_seen_on_a_cpu(op, short, tmp_path, fault):
     assert seen <= found and not unseen & found
 
 
+# Launched programmatically, beside the end of the kernel in front
+
+EARLY = HalfLayer(PART, "mla_front", query_blocks=5, pdl=True)
+
+
+@pytest.mark.slow
+@needs_compiler
+def test_beside_the_kernel_in_front_it_waits_and_leaves_the_same_bits(op, short, tmp_path):
+    at, inputs, *_ = short
+    context = EARLY.on_cpu(tmp_path, BLOCKS)
+    early, _ = EARLY.run(op, at, inputs, context, "cpu")
+    assert context.predecessor.changed == set()
+    (tmp_path / "plain").mkdir()
+    made, _ = computed(op, short, tmp_path / "plain")
+    for tensor, got in made.items():
+        assert equal_bits(got, early[tensor]), tensor
+
+
+@pytest.mark.slow
+@needs_compiler
+def test_a_helper_that_does_not_wait_is_seen_on_a_cpu(op, short, tmp_path):
+    """It adds up shares that are not there yet, where an earlier launch may still read."""
+    at, inputs, *_ = short
+    who = "} else if (thread >= kConsumers + 32) {\n            "
+    context = EARLY.on_cpu(tmp_path, BLOCKS, ("kernels/cuda/mla_front.cu", f"{who}wait_for_predecessors();", who))
+    made, _ = EARLY.run(op, at, inputs, context, "cpu")
+    assert "o_proj_residual_stream" in wrong(op, short, made) and "others" in context.predecessor.changed
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["tp8-b1", "tp8-b4", "tp16-b8", "tp16-b16"])
 def test_it_agrees_with_the_oracle_and_with_itself(op, name):

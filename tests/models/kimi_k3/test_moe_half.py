@@ -124,6 +124,60 @@ def test_a_planted_fault_is_seen_on_a_cpu(op, tmp_path, rows, structure, edit, s
     assert seen <= found and not unseen & found
 
 
+# Launched programmatically, beside the end of the kernel in front
+
+
+def ran_early(op, exam, structure, early, directory, **how):
+    """What it leaves, and what it wrote before the kernel in front had ended."""
+    launch = HalfLayer(PART, "moe_half", num_stages=2, structure=structure, pdl=True, early=early)
+    context = launch.on_cpu(directory, BLOCKS[structure], **how)
+    made, buffers = launch.run(op, *exam[:2], context, "cpu")
+    assert buffers.barrier[1] == 0, "no block gave up"
+    return made, context.predecessor.changed
+
+
+@pytest.mark.slow
+@needs_compiler
+@pytest.mark.parametrize(
+    ("rows", "structure", "early"),
+    [(1, "resident", 1), (3, "spread", 0), pytest.param(9, "spread", 1, marks=long), pytest.param(16, "resident", 1, marks=long)],
+)
+def test_beside_the_kernel_in_front_it_waits_and_leaves_the_same_bits(op, tmp_path, rows, structure, early):
+    exam = drawn(op, rows)
+    made, changed = ran_early(op, exam, structure, early, tmp_path)
+    assert changed == set()
+    (tmp_path / "plain").mkdir()
+    for name, tensor in ran(op, exam, structure, tmp_path / "plain").items():
+        assert equal_bits(tensor, made[name]), name
+
+
+WAIT = "  wait_for_predecessors();\n"
+LOGITS = (
+    "#if ROUTE\n  if (one_row || blockIdx.x < rows)"
+    " among = candidates(logits + (size_t)(one_row ? 0 : blockIdx.x) * logits_stride, bias);\n"
+)
+
+
+@pytest.mark.slow
+@needs_compiler
+@pytest.mark.parametrize(
+    ("rows", "structure", "edit", "seen", "unseen", "early"),
+    [
+        (1, "resident", (WAIT, ""), {"experts_routed", "partial", "stream"}, set(), {"partial"}),
+        # The logits of a kernel that has not ended.
+        (1, "resident", (WAIT + LOGITS, LOGITS + WAIT), {"experts_routed"}, {"partial", "stream"}, set()),
+        # A counter that an earlier launch may still look at is cleared.
+        (3, "spread", (WAIT, "  ready[0] = 0;\n" + WAIT), set(), {"experts_routed", "partial", "stream"}, {"ready"}),
+    ],
+    ids=["no wait", "logits in front of it", "a counter in front of it"],
+)  # fmt: skip
+def test_a_wait_that_comes_too_late_is_seen_on_a_cpu(op, tmp_path, rows, structure, edit, seen, unseen, early):
+    exam = drawn(op, rows)
+    made, changed = ran_early(op, exam, structure, 1, tmp_path, edit=("kernels/cuda/experts.cu", *edit))
+    found = wrong(op, exam, made)
+    assert seen <= found and not unseen & found and early <= changed
+
+
 # The choice alone, a block for each row
 
 CHOICE = """
@@ -149,10 +203,10 @@ class Choice:
         constants = {"EXPERTS": moe_half.EXPERTS, "TOP": moe_half.TOP, "SCALING": 1.0}
         self._run = cuda_on_cpu.compiled(texts, "kernels/cuda/choice.cu", constants, 512, directory)
 
-    def __call__(self, logits, bias):
+    def __call__(self, logits, bias, backwards=False):
         ids = torch.full((len(logits), moe_half.TOP), -1, dtype=torch.int32)
         weights = torch.full(ids.shape, float("nan"))
-        self._run(logits.contiguous(), bias, ids, weights, blocks=len(logits), shared_bytes=8192)
+        self._run(logits.contiguous(), bias, ids, weights, blocks=len(logits), shared_bytes=8192, backwards=backwards)
         return ids, weights
 
 
@@ -190,6 +244,7 @@ def test_the_best_are_chosen_in_order_wherever_they_lie_and_however_many_tie(tmp
     for name, logits in crowds().items():
         for bias in (bias, steep, nothing):
             ids, weights = choice(logits, bias)
+            assert torch.equal(choice(logits, bias, backwards=True)[0], ids), "whoever runs first"
             right, scores = expected(logits, bias)
             assert torch.equal(ids.long(), right), name
             torch.testing.assert_close(weights, scores / scores.sum(-1, keepdim=True), rtol=1e-6, atol=0)
@@ -216,10 +271,11 @@ def test_scores_that_are_no_numbers_come_last(tmp_path):
         (("lane < TOP ? lane : 31 - lane", "lane"), "drawn"),
         (("__shfl_xor_sync(~0u, keys[1], 31)", "keys[1]"), "drawn"),
         (("(u32)~expert", "(u32)expert"), "few values"),
+        (("work.best + 2 * (ROUTE_WARPS - lists)", "work.best"), "drawn"),
     ],
-    ids=["half of the lists", "two lists forwards", "both of a warp's forwards", "ties the other way"],
+    ids=["half of the lists", "two lists forwards", "both of a warp's forwards", "ties the other way", "one list for all rounds"],
 )  # fmt: skip
 def test_a_planted_fault_of_the_choice_is_seen(tmp_path, edit, crowd):
     logits, bias = crowds()[crowd], torch.zeros(moe_half.EXPERTS)
-    ids, _ = Choice(tmp_path, edit)(logits, bias)
+    ids, _ = Choice(tmp_path, edit)(logits, bias, backwards=True)
     assert not torch.equal(ids.long(), expected(logits, bias)[0])

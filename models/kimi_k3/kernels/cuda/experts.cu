@@ -4,7 +4,7 @@
 // UP the layer's end comes behind a last barrier, where ranks exchange: see latent_up.cuh.
 //
 // Constants from the host: EXPERTS, TOP, LATENT, CHANNELS (of this rank), MOST_ROWS, STAGES of a warp's ring, SPREAD, FLOWS,
-// BLOCKS of the grid, ROUTE, SHARED, HIDDEN, SHARED_CHANNELS, UP with what latent_up.cuh takes,
+// BLOCKS of the grid, PDL with EARLY, ROUTE, SHARED, HIDDEN, SHARED_CHANNELS, UP with what latent_up.cuh takes,
 // SITU_BETA, SITU_LINEAR_BETA, ROUTED_SCALING, SHARED_BYTES of shared memory.
 //
 // A unit is an expert with the places (row * TOP + place) that chose it, so its weights are read once whatever their
@@ -24,6 +24,12 @@
 //
 // A ring holds no more than it must: a warp asks for W2 when it has taken its last of W1 and W3. What is asked for early
 // shares the memory's bandwidth with what other warps are waiting for.
+//
+// PDL: launched programmatically, a block may be there before the kernel in front has ended. It asks for EARLY stages of each
+// warp's ring, weights of the shared expert, then waits, before it reads or writes anything else in memory:
+// dependent_launch.cuh has the argument. All else, rows of the latent up-projection too, comes behind the logits, which the
+// choice waits for; with EARLY 0 nothing is in front of them.
+#include "dependent_launch.cuh"
 #include "expert_units.cuh"
 #include "mxfp4.cuh"
 #include "routing.cuh"
@@ -49,6 +55,9 @@
 #define STAGE_BYTES (FIRST_BYTES > SECOND_BYTES ? FIRST_BYTES : SECOND_BYTES)
 static_assert(LATENT % (64 * SLICES) == 0 && CHANNELS % 64 == 0, "slices and chunks are whole");
 static_assert(!FLOWS || (SPREAD && ROUTE), "what is counted is cleared behind the choice");
+static_assert(MOST_UNITS <= BLOCKS * 32 * WARPS, "a thread clears one counter at most");
+static_assert((unsigned long long)MOST_UNITS * SECOND_BLOCKS * (BLOCKS * WARPS + 1) < 1ull << 32, "parts are found in 32 bits");
+static_assert(PDL ? EARLY < STAGES : !EARLY, "what is asked for early is followed by a wait, and by more");
 static_assert(SPREAD || (MOST_ROWS <= 16 && 2 * BLOCKS >= SECOND_BLOCKS), "a block keeps the products of all places");
 
 typedef float Slice[16][8];
@@ -134,8 +143,9 @@ __device__ __forceinline__ float added_slices(const Slice* partial, int row, int
   return total;
 }
 
-// Part `index` of `parts` equal parts of `total`: its first.
-__device__ __forceinline__ int part(int total, int index, int parts) { return (long long)total * index / parts; }
+// Part `index` of PARTS equal parts of `total`: its first. PARTS is a constant and 32 bits suffice, so the division is a product.
+template <u32 PARTS>
+__device__ __forceinline__ int part(u32 total, u32 index) { return total * index / PARTS; }
 
 // x [rows, LATENT] bf16, rows x_stride apart; activation [rows * TOP, CHANNELS] bf16 and, with SPREAD, outputs
 // [rows * TOP, LATENT] float32 are scratch; barrier: see grid_barrier; routed [rows, LATENT] bf16.
@@ -170,18 +180,16 @@ experts(
   Shared& s = *(Shared*)memory;
   Units& u = s.units;
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, group = warp / SLICES, slice = warp % SLICES;
-  const int worker = blockIdx.x * GROUPS + group, workers = gridDim.x * GROUPS, places = rows * TOP;
+  constexpr u32 workers = BLOCKS * GROUPS;
+  const int worker = blockIdx.x * GROUPS + group, places = rows * TOP;
   // One row chooses in every block for itself; but where products go through memory anyway, as others do.
   const bool one_row = !FLOWS && MOST_ROWS == 8 && rows == 1;
 #if ROUTE
-  // Asked for ahead of all weights, behind which it would queue for microseconds.
+  // Asked for ahead of all weights but those that come early, behind which it would queue for microseconds.
   Candidates among = {};
+#if !PDL
   if (one_row || blockIdx.x < rows) among = candidates(logits + (size_t)(one_row ? 0 : blockIdx.x) * logits_stride, bias);
 #endif
-#if UP
-  prefetch_shares(every_routed, RANKS, rows, LATENT, routed_stride, routed_row_stride);
-  prefetch_shares(every_shared, RANKS, rows, COLUMNS, shared_stride, shared_row_stride);
-  prefetch_shares(residual, 1, rows, COLUMNS, 0, residual_stride);
 #endif
   WeightStream<STAGES, STAGE_BYTES> stream(s.stages[warp][0], s.arrived[warp]);
   if (lane == 0) {
@@ -197,8 +205,8 @@ experts(
   // stage `first_end`, `second_count` of W2. It may ask for the first `known` of them.
   int shared_block = 0, shared_count = 0, first = 0, first_end = 0, second = 0, second_count = 0, known = 0;
 #if SHARED
-  shared_block = part(SHARED_BLOCKS, worker, workers);
-  known = shared_count = part(SHARED_BLOCKS, worker + 1, workers) - shared_block;
+  shared_block = part<workers>(SHARED_BLOCKS, worker);
+  known = shared_count = part<workers>(SHARED_BLOCKS, worker + 1) - shared_block;
 #endif
   int ask_unit = 0, ask_block = 0;
   const auto ask = [&] {
@@ -220,7 +228,7 @@ experts(
       ask_block = SPREAD ? second % SECOND_BLOCKS : blockIdx.x;
     } else if (SPREAD) {
       if (++ask_block == SECOND_BLOCKS) ask_block = 0, ask_unit++;
-    } else if (ask_block += gridDim.x; ask_block >= SECOND_BLOCKS) {
+    } else if (ask_block += BLOCKS; ask_block >= SECOND_BLOCKS) {
       ask_block = blockIdx.x, ask_unit += WARPS;
     }
     const size_t block = (size_t)u.expert[ask_unit] * SECOND_BLOCKS + ask_block;
@@ -230,6 +238,14 @@ experts(
 #pragma unroll 1
     while (stream.asked < known && stream.asked - stream.taken < STAGES && lane == 0) ask();
   };
+#if PDL
+#pragma unroll 1
+  for (int stage = 0; stage < EARLY; stage++) ask();
+  wait_for_predecessors();
+#if ROUTE
+  if (one_row || blockIdx.x < rows) among = candidates(logits + (size_t)(one_row ? 0 : blockIdx.x) * logits_stride, bias);
+#endif
+#endif
   ask_all();
 #if UP
   const bool ends = blockIdx.x < UP_BLOCKS;
@@ -245,7 +261,7 @@ experts(
     choose(s.routing, among, ROUTED_SCALING, ids + blockIdx.x * TOP, weights + blockIdx.x * TOP);
   STAMP(1);
 #if FLOWS
-  for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < min(EXPERTS, places); i += gridDim.x * blockDim.x) ready[i] = 0;
+  if (const int i = blockIdx.x * 32 * WARPS + threadIdx.x; i < min(EXPERTS, places)) ready[i] = 0;
 #endif
   if (!one_row && !grid_barrier(barrier)) return;
   const int* chosen = one_row ? s.ids : ids;
@@ -255,8 +271,8 @@ experts(
   if (!SPREAD && (!ROUTE || !one_row) && threadIdx.x < places) s.weights[threadIdx.x] = weights[threadIdx.x];
   __syncthreads();
   list_units(u, s.listing, chosen, places);
-  first = part(u.count * FIRST_BLOCKS, worker, workers);
-  known = first_end = shared_count + part(u.count * FIRST_BLOCKS, worker + 1, workers) - first;
+  first = part<workers>(u.count * FIRST_BLOCKS, worker);
+  known = first_end = shared_count + part<workers>(u.count * FIRST_BLOCKS, worker + 1) - first;
   STAMP(2);
 #if SHARED
   // Rings are full of the shared expert: memory brings the first weights of the others as far as the L2, and a warp asks for
@@ -268,6 +284,12 @@ experts(
   }
 #endif
   ask_all();
+#if UP
+  // Needed last of all, so asked for behind everything that a warp will soon wait for.
+  prefetch_shares<RANKS, LATENT>(every_routed, rows, routed_stride, routed_row_stride);
+  prefetch_shares<RANKS, COLUMNS>(every_shared, rows, shared_stride, shared_row_stride);
+  prefetch_shares<1, COLUMNS>(residual, rows, 0, residual_stride);
+#endif
   int turn = 0;
 #if SHARED
   {
@@ -367,14 +389,15 @@ experts(
     hand_on();
   }
 
-  const int units = u.count, blocks = gridDim.x, own_blocks = (SECOND_BLOCKS - (int)blockIdx.x + blocks - 1) / blocks;
+  const int units = u.count, own_blocks = (SECOND_BLOCKS - (int)blockIdx.x + BLOCKS - 1) / BLOCKS;
   const int own_units = (units - warp + WARPS - 1) / WARPS;
-  second = SPREAD ? part(units * SECOND_BLOCKS, blockIdx.x * WARPS + warp, gridDim.x * WARPS) : 0;
-  second_count = SPREAD ? part(units * SECOND_BLOCKS, blockIdx.x * WARPS + warp + 1, gridDim.x * WARPS) - second
+  second = SPREAD ? part<BLOCKS * WARPS>(units * SECOND_BLOCKS, blockIdx.x * WARPS + warp) : 0;
+  second_count = SPREAD ? part<BLOCKS * WARPS>(units * SECOND_BLOCKS, blockIdx.x * WARPS + warp + 1) - second
                         : max(own_units, 0) * max(own_blocks, 0);
   known += second_count;
   ask_all();
   STAMP(4);
+  if (PDL && !SPREAD && !UP) let_dependents_launch();
 #if !FLOWS
   if (!grid_barrier(barrier)) return;
 #endif
@@ -420,9 +443,10 @@ experts(
     if (++block == SECOND_BLOCKS) block = 0, unit++, fresh = true;
   }
   STAMP(6);
+  if (PDL && !UP) let_dependents_launch();
   if (!grid_barrier(barrier)) return;
   const int quads = rows * (LATENT / 4);
-  for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < quads; i += gridDim.x * blockDim.x) {
+  for (int i = blockIdx.x * 32 * WARPS + threadIdx.x; i < quads; i += BLOCKS * 32 * WARPS) {
     const int row = i / (LATENT / 4), column = i % (LATENT / 4);
     const float4* product = (const float4*)outputs + (size_t)row * TOP * (LATENT / 4) + column;
     float4 values[TOP], total = {0, 0, 0, 0};
@@ -463,18 +487,19 @@ experts(
   }
   STAMP(6);
   __syncthreads();
-  const int block = threadIdx.x / (rows * 16), row = threadIdx.x / 16 % rows, channel = threadIdx.x % 16;
+  const u32 sixteen = threadIdx.x / 16, block = sixteen / rows, row = sixteen % rows, channel = threadIdx.x % 16;
   if (block < own_blocks) {
     float total = 0;
 #pragma unroll
     for (int k = 0; k < TOP; k++)
       total = fmaf(s.weights[row * TOP + k], s.products[block][row * TOP + k][channel], total);
-    routed[(size_t)row * LATENT + (blockIdx.x + block * gridDim.x) * 16 + channel] = to_bf16(total);
+    routed[(size_t)row * LATENT + (blockIdx.x + block * BLOCKS) * 16 + channel] = to_bf16(total);
   }
 #endif
 #if UP
-  // What this rank sends is there; here ranks exchange.
+  // What this rank sends is there; here ranks exchange. No block ends before all are here.
   STAMP(7);
+  if (PDL) let_dependents_launch();
   if (!grid_barrier(barrier)) return;
   STAMP(8);
   const UpTensors t = {up, latent_norm, every_routed, every_shared, residual, stream_out, normed, routed_stride,
@@ -489,7 +514,7 @@ experts(
     STAMP(10);
     return;
   }
-  for (int row = blockIdx.x; row < rows; row += gridDim.x) norm_row(t, s.tail, row, normed + (size_t)row * LATENT);
+  for (int row = blockIdx.x; row < rows; row += BLOCKS) norm_row(t, s.tail, row, normed + (size_t)row * LATENT);
   if (!grid_barrier(barrier)) return;
   STAMP(9);
   if (!ends) return;

@@ -14,6 +14,7 @@
 // and multiplies both groups of eight rows by every fragment that it reads. Weights are packed the same for both.
 #pragma once
 #include "block.cuh"
+#include "dependent_launch.cuh"
 #include "grid_barrier.cuh"
 #include "handed_on.cuh"
 #include "row_mix.cuh"
@@ -219,7 +220,8 @@ struct HalfLayer {
             arrive_together(barrier), wait_together(barrier);
         stage(1);
 
-        // Front.
+        // Front. Behind it there is nothing but the end, so a successor may come as blocks leave.
+        if (PDL) let_dependents_launch();
         uint4 x[Front::kHeld];
         read_normed<Front>(x, kAlone ? near : normed, rows);
         sync_consumers();  // `near` lies in the scratch of the product

@@ -97,7 +97,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kda_front(
     volatile uint32_t* ahead = shared_epoch + 1;  // copies of the ring on their way
     if (thread == 0) ring.init(kWarps), *ahead = WINDOW;
     __syncthreads();
-    asm volatile("griddepcontrol.launch_dependents;");
+    if (!PDL) let_dependents_launch();
     if (thread >= kConsumers) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
         if (thread == kConsumers) {
@@ -105,7 +105,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kda_front(
             OutProjection::produce(ring, o_proj, ahead);
             Front::produce(ring, front, ahead);
         } else if (thread >= kConsumers + 32) {
-            asm volatile("griddepcontrol.wait;" ::: "memory");
+            wait_for_predecessors();
             add_others(peers, peer_count, peer_stride, peer_row_stride, restart ? nullptr : stream, stream_stride, rows,
                        others, block * kHelpers + thread - kConsumers - 32, BLOCKS * kHelpers);
             if (kAlone && thread < kConsumers + 64)
@@ -116,7 +116,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) kda_front(
         return;
     }
     asm volatile("setmaxnreg.inc.sync.aligned.u32 112;");
-    asm volatile("griddepcontrol.wait;" ::: "memory");
+    wait_for_predecessors();
     STAMP(0);
     const auto load_mix = [&](FirstMix& mix) {
         mix.load(stream + static_cast<size_t>(mix.row) * stream_stride,

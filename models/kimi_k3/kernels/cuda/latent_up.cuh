@@ -1,6 +1,6 @@
 // The end of a mixture: sum over ranks, norm, this rank's rows of the latent up-projection, shared expert and residual.
 //
-// From the host: LATENT, HIDDEN, COLUMNS (rows of the weight on this rank), RANKS, NORM_EPS. A block keeps eight rows of
+// From the host: BLOCKS, LATENT, HIDDEN, COLUMNS (rows of the weight on this rank), RANKS, NORM_EPS. A block keeps eight rows of
 // the weight in shared memory, brought there when the launch begins: half of an MMA's first operand, the other half is
 // zero. Warps share k: each takes every 16th of the double steps of 32, of which a lane has eight in a row, weights and
 // activations alike.
@@ -36,11 +36,14 @@ struct UpShared {
 
 __device__ __forceinline__ float from_bf16(u16 bits) { return __uint_as_float((u32)bits << 16); }
 
-// By the whole grid: `width` values of each row of each rank on their way into the L2.
-__device__ __forceinline__ void prefetch_shares(const u16* shares, int ranks, int rows, int width, int stride, int row_stride) {
-  const int lines = width / 64;  // of 128 bytes
-  for (int line = blockIdx.x * blockDim.x + threadIdx.x; line < ranks * rows * lines; line += gridDim.x * blockDim.x) {
-    const int rank = line / (rows * lines), row = line / lines % rows;
+// By the whole grid: WIDTH values of each row of each of SHARERS ranks on their way into the L2.
+template <int SHARERS, int WIDTH>
+__device__ __forceinline__ void prefetch_shares(const u16* shares, int rows, int stride, int row_stride) {
+  constexpr u32 lines = WIDTH / 64, row_lines = SHARERS * lines;  // of 128 bytes
+  const u32 all = rows * row_lines;
+#pragma unroll 1
+  for (u32 line = blockIdx.x * 32 * UP_WARPS + threadIdx.x; line < all; line += BLOCKS * 32 * UP_WARPS) {
+    const u32 row = line / row_lines, rank = line / lines % SHARERS;
     const u16* at = shares + (size_t)rank * stride + (size_t)row * row_stride + line % lines * 64;
     asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
   }

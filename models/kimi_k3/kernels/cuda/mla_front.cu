@@ -117,7 +117,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) mla_front(
     volatile uint32_t* ahead = shared_epoch + 1;  // copies of the ring on their way
     if (thread == kConsumers) ring.init(kWarps), *ahead = WINDOW;
     __syncthreads();
-    asm volatile("griddepcontrol.launch_dependents;");
+    if (!PDL) let_dependents_launch();
     if (thread >= kConsumers) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
         if (thread == kConsumers) {
@@ -125,7 +125,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) mla_front(
             Gate::produce(ring, in_proj + kLatents * kHidden, ahead);
             Queries::produce(ring, q_b, ahead);
             Absorption::produce(ring, up_key, ahead);
-            asm volatile("griddepcontrol.wait;" ::: "memory");
+            wait_for_predecessors();
             const SlicePlace place(rows);
             if (place.row < rows)
                 produce_slice(ring, Slice(__ldg(lengths + place.row), place),
@@ -134,7 +134,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) mla_front(
             OutProjection::produce(ring, o_proj, ahead);
             Front::produce(ring, front, ahead);
         } else if (thread >= kConsumers + 32) {
-            asm volatile("griddepcontrol.wait;" ::: "memory");
+            wait_for_predecessors();
             add_others(peers, peer_count, peer_stride, peer_row_stride, restart ? nullptr : stream, stream_stride, rows,
                        others, block * kHelpers + thread - kConsumers - 32, BLOCKS * kHelpers);
             if (kAlone && thread < kConsumers + 64)
@@ -145,7 +145,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) mla_front(
         return;
     }
     asm volatile("setmaxnreg.inc.sync.aligned.u32 112;");
-    asm volatile("griddepcontrol.wait;" ::: "memory");
+    wait_for_predecessors();
     STAMP(0);
     FirstMix first(block);
     const bool mixes_first = first.row < rows;

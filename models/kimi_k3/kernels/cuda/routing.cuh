@@ -8,7 +8,7 @@ static_assert(TOP == 16 && EXPERTS <= 64 * ROUTE_WARPS, "a warp keeps the best 1
 
 struct RoutingWork {
   float scores[EXPERTS];
-  u64 best[ROUTE_WARPS][TOP];
+  u64 best[2 * ROUTE_WARPS][TOP];  // of every round its own: nobody waits until a list has been read
 };
 
 // Orders as score + bias does, +0 and -0 alike, NaN as minus infinity; equal sums by the lower expert first. 0 is least.
@@ -75,10 +75,10 @@ __device__ __forceinline__ void choose(RoutingWork& work, const Candidates& amon
   u64 key = merged(lane < TOP ? keys[0] : second);
 #pragma unroll
   for (int lists = ROUTE_WARPS; lists > 1; lists /= 2) {
-    if (warp < lists && lane < TOP) work.best[warp][lane] = key;
+    u64(*best)[TOP] = work.best + 2 * (ROUTE_WARPS - lists);
+    if (warp < lists && lane < TOP) best[warp][lane] = key;
     __syncthreads();
-    if (warp < lists / 2) key = merged(work.best[2 * warp + (lane >= TOP)][lane < TOP ? lane : 31 - lane]);
-    __syncthreads();
+    if (warp < lists / 2) key = merged(best[2 * warp + (lane >= TOP)][lane < TOP ? lane : 31 - lane]);
   }
   if (warp) return;
   const int chosen = ~(u32)key;
