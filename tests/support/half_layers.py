@@ -20,6 +20,8 @@ from fasttrack_validation.numerics.calibrate import decide, measure
 from fasttrack_validation.tensors import torch_dtype
 
 ROOT = files("fasttrack_models.kimi_k3")
+SEED = 20_261_201
+"""Of inputs: of one draw in some hundreds an honest launch errs by more than the plain path's own error lets it"""
 HARDWARE = {"name": "H200", "capability": 90, "multiprocessors": 132, "max_shared": 232448}
 
 needs_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="a CPU runs CUDA C++ through g++")
@@ -109,7 +111,7 @@ class HalfLayer:
         """
         context = launching_context()
         at = workload(op, name)
-        inputs = op.make_inputs(at, "typical", torch.seed() % 2**62)
+        inputs = op.make_inputs(at, "typical", SEED)
         first, buffers = self.run(op, at, inputs, context, "cuda")
         for state in states:
             getattr(buffers, state).copy_(inputs[state])
