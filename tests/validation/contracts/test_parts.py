@@ -7,20 +7,20 @@ from fasttrack_validation import contracts
 from fasttrack_validation.contracts.base import TensorRole
 from fasttrack_validation.contracts.kimi_k3.architecture import NANO, Architecture
 from fasttrack_validation.contracts.kimi_k3.layers import LAYERS
+from fasttrack_validation.contracts.kimi_k3.op import Layout
 from fasttrack_validation.contracts.kimi_k3.connected import Part
 from fasttrack_validation.contracts.kimi_k3.part import subgraph
 from fasttrack_validation.errors import UserError
 from fasttrack_validation.judge.sanity import check_task
 from fasttrack_validation.judge.verdict import Outcome
 
-OPS = {name: op_exam.nano(name) for name in op_exam.REAL.ops if name != "kda_decode"}
-OPS["kda_decode"] = type(op_exam.REAL.op("kda_decode"))(
-    Architecture.from_config(NANO), op_exam.REAL.op("kda_decode").policy
-)
+OPS = {name: op_exam.nano(name) for name in op_exam.REAL.ops }
 MIX = "o_proj_residual+attn_res_norm"
 NORM = "attn_res_norm+in_projection"
 KDA = "in_projection+kda_decode"
+VERIFY = KDA.replace("decode", "verify")
 FRONT_HALF = "attn_res_norm+in_projection+kda_decode+o_proj_residual+attn_res_norm+front"
+VERIFY_HALF = FRONT_HALF.replace("decode", "verify")
 
 
 def nano(name):
@@ -158,10 +158,60 @@ def test_a_redrawn_row_changes_that_row_alone(name):
         assert owners == {2}, tensor
 
 
-@pytest.mark.parametrize("name", [MIX, NORM, KDA])
+@pytest.mark.parametrize("name", [MIX, NORM, KDA, VERIFY, VERIFY_HALF])
 def test_the_exam_is_sane(name):
     result = check_task(nano(name), at(nano(name), 4), 7)
     assert result.outcome is Outcome.PASS, result.message
+
+
+# A step to verify: requests have several rows, which depend on each other
+
+
+@pytest.mark.parametrize("name", [VERIFY, VERIFY_HALF])
+def test_a_redrawn_request_changes_that_request_alone(name):
+    part = nano(name)
+    workload = at(part, 16)
+    assert workload.axes["tokens"] == 8
+    inputs = part.make_inputs(workload, "typical", 3)
+    changed = part.perturb_row(inputs, workload, 1, 4)
+    before, after = part.oracle(inputs, workload), part.oracle(changed, workload)
+    for tensor in part.produced:
+        differs = (before[tensor].double() != after[tensor].double()).flatten(1).any(1).nonzero().flatten().tolist()
+        rest = (0,) * (before[tensor].dim() - 1)
+        assert {part.row_of(tensor, (index, *rest), inputs) for index in differs} == {1}, tensor
+        assert len(differs) == 8, (tensor, "every token of it, and a page behind each")
+    # There is no third one.
+    nobody = part.perturb_row(inputs, workload, 2, 4)
+    assert all(torch.equal(nobody[tensor], inputs[tensor]) for tensor in inputs)
+
+
+def test_rows_belong_to_their_request_and_pages_to_who_writes_them():
+    part = nano(VERIFY_HALF)
+    inputs = part.make_inputs(at(part, 16), "typical", 3)
+    assert [part.row_of("partial", (row, 0), inputs) for row in (0, 7, 8, 15)] == [0, 0, 1, 1]
+    for request, pages in enumerate(inputs["slots"].tolist()):
+        owners = [part.row_of("recurrent_state", (page, 0, 0, 0), inputs) for page in pages]
+        assert owners == [None, *[request] * 8], "the page that is read keeps every bit"
+
+
+def test_tokens_to_verify_are_single_steps_of_the_part():
+    """The part with `kda_decode`, a token at a time in float64, on the pages that the one before it left."""
+    part, single = nano(VERIFY), nano(KDA)
+    workload = at(part, 8)
+    inputs = part.make_inputs(workload, "typical", 5)
+    exact = part.oracle(inputs, workload)
+    one = single.joined("one", [OPS["in_projection"].at(8, 1, Layout(), "p"), at(OPS["kda_decode"], 1)])
+    one = one.model_copy(update={"axes": {**one.axes, "slots": workload.axes["slots"]}})
+    (pages,) = inputs["slots"].tolist()
+    # What enters the window is rounded, by the oracle as well: the page is bfloat16.
+    state = {"conv_state": inputs["conv_state"].clone(), "recurrent_state": inputs["recurrent_state"].double()}
+    for token in range(8):
+        mine = {**inputs, **state, "x": inputs["x"][token : token + 1], "slots": torch.tensor(pages[:1], dtype=torch.int32)}
+        left = single.oracle(mine, one)
+        assert torch.allclose(left["out"], exact["out"][token : token + 1], rtol=1e-12, atol=1e-15)
+        for name in state:
+            state[name][pages[0]] = left[name][pages[0]]
+            assert torch.allclose(exact[name][pages[1 + token]].double(), state[name][pages[0]].double(), rtol=1e-12, atol=1e-15)
 
 
 def test_distributions_of_every_op_take_part():
