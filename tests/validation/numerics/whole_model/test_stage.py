@@ -16,8 +16,8 @@ from fasttrack_validation.numerics.whole_model.plan import Settings, Work
 from fasttrack_validation.numerics.whole_model.scenario import RungName, Unit
 from fasttrack_validation.numerics.whole_model.verdict import Subject
 
-ALL = 2 * 2 + 10 + 1 + 4
-"""Two units at each of two TPs; the sweep, the free run, three streams and the ops at the main one"""
+ALL = 2 * 3 + 10 + 1 + 4
+"""Three units at each of two TPs; the sweep, the free run, three streams and the ops at the main one"""
 LARGER = 3
 """Batches of more than eight rows, which nobody interprets"""
 
