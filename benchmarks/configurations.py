@@ -7,7 +7,7 @@
 The first state is the tree as it stands. `--state NAME:TABLE.KEY=VALUE,...` changes keys of the configurations in dispatch/TABLE.toml,
 values written as in TOML; `--tree NAME=DIRECTORY` is another model directory. Each state has a process of its own with the same few copies
 of the cell, so weights are cold; inputs are put back before each replay. Printed: medians of a call in microseconds, against the first
-state's in the same turns (below one is faster), and whether every output had the first state's bits.
+state's in the same turns (below one is faster), and whether every output that is no state had the first state's bits.
 """
 
 import argparse
@@ -51,10 +51,19 @@ def changed(source: Path, to: Path, of: Mapping[str, Mapping[str, object]]) -> P
         file = to / "dispatch" / f"{table}.toml"
         if not file.is_file():
             raise SystemExit(f"there is no dispatch/{table}.toml")
+        known = "".join(path.read_text("utf-8") for path in (to / "kernels").glob("*.py"))
+        if odd := [key for key in values if f'"{key}"' not in known]:
+            raise SystemExit(f"no kernel reads {odd[0]!r} of a configuration")
         entries = dispatch.parse(file.read_text("utf-8"), file).entry
         entries = tuple(entry.model_copy(update={"config": {**entry.config, **values}}) for entry in entries)
         file.write_text(dispatch.render(dispatch.Table(entry=entries)), "utf-8")
     return to
+
+
+def new(name: str, known: Mapping[str, object]) -> None:
+    """Raises SystemExit for the name of another state."""
+    if name in known:
+        raise SystemExit(f"two states are called {name!r}")
 
 
 def timed(arms: Mapping[str, Arm], turns: int) -> dict[str, dict[str, object]]:
@@ -93,6 +102,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--turns", type=int, default=20)
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args(arguments)
+    if min(asked.copies, asked.turns) < 1:
+        raise SystemExit("--copies and --turns: one at least")
     cells = {spec.key: spec for spec in contracts.load(MODEL).grid.cells(asked.hardware)}
     if unknown := [key for key in asked.cell if key not in cells]:
         raise SystemExit(f"there is no cell {unknown[0]}: `fasttrack grid plan {MODEL} --hardware {asked.hardware}` lists them")
@@ -101,8 +112,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         directories = {AS_IT_STANDS: ROOT}
         for number, text in enumerate(asked.state):
             name, of = changes(text)
+            new(name, directories)
             directories[name] = changed(ROOT, Path(folder) / str(number), of)
-        directories |= {name: Path(place) for name, _, place in (text.partition("=") for text in asked.tree)}
+        for text in asked.tree:
+            name, _, place = text.partition("=")
+            new(name, directories)
+            directories[name] = Path(place)
         arms = {
             name: stack.enter_context(Arm("specialised", MODEL, directory)) for name, directory in directories.items()
         }

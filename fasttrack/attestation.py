@@ -168,12 +168,14 @@ def _measured_record(data: bytes) -> bool:
         return True
 
 
-def stage(attested: Iterable[Attestation], files: Mapping[str, bytes], directory: str) -> StageResult:
+def stage(
+    attested: Iterable[Attestation], files: Mapping[str, bytes], directory: str, before: Mapping[str, bytes] | None = None
+) -> StageResult:
     """The gate's stage: a signature that the change brings has to be good, and the ladder's verdicts have to be about the records beside
-    them. Without signatures it is not run."""
+    them. Without signatures it is not run. `before`: the base's files."""
     attested = tuple(attested)
     reasons = [_fault(one, directory) for one in attested if one.fault]
-    reasons += ladder_evidence.reasons(files, directory)
+    reasons += ladder_evidence.reasons(files, directory, before)
     marked = {f"{one.path}{SUFFIX}" for one in attested}
     for path in sorted(n for n in files if n.startswith("evidence/") and n.endswith(SUFFIX) and n not in marked):
         reasons.append(Reason(
@@ -291,8 +293,15 @@ def check_signable(data: bytes, name: str, kind: Kind | None) -> None:
                             "run the cell again: `fasttrack grid run`") from error  # fmt: skip
         return
     if found is Kind.NUMERICS:
-        if ladder_evidence.read(data) is None:
-            raise UserError(f"{name} is no verdict of the numerics ladder", "run the stage again: `fasttrack validate`")
+        from pydantic import ValidationError
+
+        from fasttrack_validation.numerics.whole_model.verdict import StageVerdict
+
+        try:
+            StageVerdict.model_validate_json(data)
+        except ValidationError as error:
+            raise UserError(f"{name} is no verdict of the numerics ladder: {str(error).splitlines()[0]}",
+                            "run the stage again: `fasttrack validate`") from error  # fmt: skip
         return
     evidence.parse(data, name)
 

@@ -8,7 +8,6 @@ from typing import NoReturn
 import typer
 
 from fasttrack_validation.errors import UserError
-from fasttrack_validation.records import sha256
 
 from . import attestation, evidence, ladder_evidence, signatures
 from .confinement.check import model_directory
@@ -43,18 +42,15 @@ def sign(paths: Sequence[Path], key: Path, kind: str | None, *, as_json: bool) -
 
 def _beside(path: Path, data: bytes) -> None:
     """UserError where a verdict of the ladder does not follow from the records in the directory of its name."""
-    verdict = ladder_evidence.read(data)
+    verdict, folder = ladder_evidence.read(data), path.with_suffix("")
     if verdict is None:
         return
-
-    def digest_of(name: str) -> str | None:
-        try:
-            return sha256((path.with_suffix("") / name).read_bytes())
-        except OSError:
-            return None
-
-    if wrong := ladder_evidence.odd(verdict, digest_of):
-        raise UserError(f"{path}: {ladder_evidence.said(wrong)}", f"put the records that it follows from into {path.with_suffix('')}")
+    try:
+        beside = {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()} if folder.is_dir() else {}
+    except OSError as error:
+        raise UserError(f"{folder}: {error.strerror}", "see to it that its records can be read") from error
+    if why := ladder_evidence.wrong(verdict, beside):
+        raise UserError(f"{path}: {why}", f"put run.json and all records that it follows from into {folder}, and nothing else")
 
 
 def verify(repo: Path, base: str, head: str, model: str, *, as_json: bool) -> NoReturn:
@@ -72,7 +68,7 @@ def verify(repo: Path, base: str, head: str, model: str, *, as_json: bool) -> No
     if any(name.endswith(signatures.SUFFIX) for name in files) and allowed is not None:
         signatures.require()
     attested = attestation.attest(files, before, found, allowed, workflows)
-    faults = [*reasons, *attestation.stage(attested, files, directory).reasons]
+    faults = [*reasons, *attestation.stage(attested, files, directory, before).reasons]
     open_ = any(one.grade is attestation.Grade.SELF_REPORTED for one in attested)
     code = 1 if faults else 4 if not attested else 3 if open_ else 0
     if as_json:

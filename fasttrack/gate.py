@@ -120,7 +120,7 @@ def run_gate(
             dates, soon = lifetime.stage(manifest, old, today or datetime.date.today(), directory)
             stages += [dates, gate_manifest.tables(manifest, files, directory, left)]
             stages += [arrows.stage(files, before, directory), evidence_stage(manifest, reasons, attested)]
-            stages += [attestation.stage(attested, files, directory), attestation.performance(attested, holding)]
+            stages += [attestation.stage(attested, files, directory, before), attestation.performance(attested, holding)]
             stages += [figures.stage(files, directory, body), _report(files, before, manifest, directory, confinement)]
             stages.append(decision.stage(model, files, before, allowed, directory))
             vouched = {one.path for one in attested if one.grade is attestation.Grade.ATTESTED and one.ruled_on_gpu}

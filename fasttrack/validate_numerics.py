@@ -104,7 +104,7 @@ def _device(options: Mapping[str, Any]) -> str:
     named = options["device"]
     if named not in ("auto", "cpu", "cuda"):
         raise UserError(f"--device {named}", "name auto, cpu or cuda")
-    if named == "cpu" or options["candidate"] != "specialised":
+    if named == "cpu" or options["candidate"] != "specialised" or options["faults"]:
         return "cpu"
     import torch
 

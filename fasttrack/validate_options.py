@@ -21,17 +21,17 @@ _KEPT = frozenset({"out", "as_json"})
 _DRAWN = _KEPT | {"checkpoint", "tokens", "rung", "replicas", "steps", "context", "seed", "fresh"}
 USED = {
     Form.LADDER: _DRAWN | {"candidate", "tp", "device", "layers", "jobs", "plot"},
-    Form.LADDER_AGAIN: _KEPT | {"recompute", "plot"},
+    Form.LADDER_AGAIN: _KEPT | {"recompute", "plot", "candidate", "layers"},
     Form.FAULTS: _DRAWN | {"faults"},
     Form.SERVERS: _KEPT | {
         "stock_url", "candidate_url", "oracle_url", "control_url", "declare", "tokens", "top", "piece", "replicas", "fresh"
     },
-    Form.SERVERS_AGAIN: _KEPT | {"recompute"},
+    Form.SERVERS_AGAIN: _KEPT | {"recompute", "stock_url", "candidate_url"},
     Form.ACCURACY: _KEPT | {
         "plan", "exams", "stock_url", "candidate_url", "stock_model", "candidate_model", "workers", "silence", "price"
     },
 }  # fmt: skip
-"""Form -> the options that decide something there"""
+"""Form -> the options that decide something there. Some only say where what is kept lies, if --out does not"""
 
 
 def check(form: Form, given: Collection[str]) -> None:

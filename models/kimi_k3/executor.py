@@ -131,7 +131,7 @@ class Executor:
         if hasattr(module, "prepare"):
             weights = tuple(sorted((name, tensor.data_ptr()) for name, tensor in static.items()))
             prepare = partial(module.prepare, self.context, named(static), dict(at), config)
-            found |= self._prepared.of((call.op, weights), (call.kernel, tuple(sorted(config.items()))), prepare)
+            found |= self._prepared.of(weights, (call.kernel, tuple(sorted(config.items()))), prepare)
         found |= self._scratch(call, module, at, config)
         return partial(module.launch, self.context, named(found), at, config)
 

@@ -14,8 +14,8 @@ spec.loader.exec_module(module)
 
 
 def test_a_state_is_the_tree_with_other_configurations(tmp_path):
-    name, of = module.changes('pdl, late:kda_front.pdl=true,moe_half.early=0,moe_half.kind="x"')
-    assert name == "pdl, late" and of == {"kda_front": {"pdl": True}, "moe_half": {"early": 0, "kind": "x"}}
+    name, of = module.changes('pdl, late:kda_front.pdl=true,moe_half.early=0,moe_half.structure="x"')
+    assert name == "pdl, late" and of == {"kda_front": {"pdl": True}, "moe_half": {"early": 0, "structure": "x"}}
     place = module.changed(ROOT / "models/kimi_k3", tmp_path / "state", of)
     for table, values in of.items():
         before, after = (
@@ -30,6 +30,16 @@ def test_a_state_is_the_tree_with_other_configurations(tmp_path):
 def test_what_is_no_state_is_refused(text):
     with pytest.raises(SystemExit, match="--state"):
         module.changes(text)
+
+
+def test_a_key_that_no_kernel_reads_and_a_name_given_twice_are_refused(tmp_path):
+    with pytest.raises(SystemExit, match="no kernel reads 'pld'"):
+        module.changed(ROOT / "models/kimi_k3", tmp_path / "state", {"kda_front": {"pld": True}})
+    for name in (module.AS_IT_STANDS, "one"):
+        with pytest.raises(SystemExit, match="two states"):
+            module.main(["--cell", "tp8-kda_moe-r1", "--state", "one:kda_front.pdl=true", "--state", f"{name}:kda_front.pdl=true"])
+    with pytest.raises(SystemExit, match="one at least"):
+        module.main(["--cell", "tp8-kda_moe-r1", "--turns", "0"])
 
 
 def test_a_table_that_is_not_there_is_named(tmp_path):

@@ -110,6 +110,7 @@ def test_a_run_that_is_stopped_leaves_no_process_and_goes_on_to_the_same_verdict
         (["--checkpoint", "/nowhere"], "name the `checkpoint` directory"),
         (["--recompute", "--out", "/nowhere"], "name the --out of one"), (["--recompute", "--faults"], "--faults says nothing about a verdict from kept records"),
         (["--recompute", "--tokens", "64"], "--tokens says nothing about a verdict from kept records"),
+        (["--recompute", "--candidate", "plain:twin"], "name the --out of one"),
         (["--workers", "8"], "--workers says nothing about the ladder in process"),
         (["--oracle-url", "http://127.0.0.1:1"], "--oracle-url says nothing about the ladder in process"),
         (["--faults", "--jobs", "2"], "--jobs says nothing about planted faults"),

@@ -182,6 +182,10 @@ class OpContract(ABC):
     def row_of(self, tensor: str, index: tuple[int, ...], inputs: "Tensors") -> int | None:
         """The batch row that element `index` of a produced tensor belongs to; None if it belongs to no live row."""
 
+    def redrawable(self, workload: Workload) -> int:
+        """How many numbers `perturb_row` redraws something for: rows, or requests where rows of one depend on each other."""
+        return workload.axes["rows"]
+
     @abstractmethod
     def perturb_row(self, inputs: "Tensors", workload: Workload, row: int, seed: int) -> dict[str, "torch.Tensor"]:
         """The same inputs with everything that row `row` alone reads redrawn: other rows must not change a bit."""

@@ -95,9 +95,11 @@ def _group(contract: OpContract, workload: Workload, distribution: str, twin_row
         workload, distribution, base.seed, secrets.randbits(62), poison=PLAUSIBLE,
         order=f"shuffled:{secrets.randbits(31)}" if rows > 1 else "descending",
     )  # fmt: skip
-    if rows < 2:
+    # Whoever has no neighbour depends on none.
+    neighbours = contract.redrawable(workload)
+    if neighbours < 2:
         return base, moved
-    other = TrialSpec(workload, distribution, base.seed, base.layout_seed, perturbed_row=secrets.randbelow(rows))
+    other = TrialSpec(workload, distribution, base.seed, base.layout_seed, perturbed_row=secrets.randbelow(neighbours))
     return base, moved, other
 
 

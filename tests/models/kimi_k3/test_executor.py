@@ -42,6 +42,14 @@ def test_equal_weights_of_two_places_stay_two():
     assert places[0]["packed"] is not places[1]["packed"] and prepared.bytes == 16
 
 
+def test_one_kernel_packs_what_two_ops_give_it_once():
+    """A step of one token and a step to verify have the same first half, under two names."""
+    prepared, made = Prepared(), []
+    for _ in ("decode", "verify"):
+        prepared.of("weights", ("kernels/kda_front.py", ("slots", 13)), lambda: made.append(1) or {"packed": torch.zeros(2)})
+    assert made == [1] and prepared.bytes == 8
+
+
 def dispatched(op):
     return tomllib.loads((ROOT / f"dispatch/{op}.toml").read_text())["entry"]
 

@@ -108,7 +108,8 @@ def _difference(kept: Any, wanted: Any, where: tuple[str, ...] = ()) -> str:
     if isinstance(kept, dict) and isinstance(wanted, dict):
         if where == ("servers",) and kept.keys() == wanted.keys() and sorted(map(str, kept.values())) == sorted(map(str, wanted.values())):
             return "its servers have changed places"
-        name = next(name for name in {**kept, **wanted} if kept.get(name) != wanted.get(name))
+        absent = object()
+        name = next(name for name in {**kept, **wanted} if kept.get(name, absent) != wanted.get(name, absent))
         return _difference(kept.get(name), wanted.get(name), (*where, name))
     return f"{'.'.join(where)} was {kept!r} there, and is {wanted!r} now"
 

@@ -119,6 +119,10 @@ class KdaVerify(KdaDecode):
         found = ((slots[:, 1:] == index[0]) & (slots[:, :1] > 0)).nonzero()
         return int(found[0, 0]) if len(found) else None
 
+    def redrawable(self, workload: Workload) -> int:
+        """Requests."""
+        return workload.axes["rows"] // workload.axes["tokens"]
+
     def perturb_row(self, inputs: "Tensors", workload: Workload, row: int, seed: int) -> "dict[str, Tensor]":
         """Redraws the projections of request `row`. Its committed page stays: it is nobody's to write, so that whatever
         changes there is a fault."""
