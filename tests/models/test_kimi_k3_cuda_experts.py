@@ -1,6 +1,5 @@
 """The CUDA C++ experts: compiled for both targets as `launch` asks for them, and run where there is a GPU."""
 
-import subprocess
 import tomllib
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,10 +7,10 @@ from types import SimpleNamespace
 import fasttrack_models.kimi_k3 as package
 import pytest
 import torch
-import triton
 from fasttrack_models.kimi_k3.kernels import experts_cuda, moe_half
 from fasttrack_validation.judge.device_code import cuda_compiler, sass
 from fasttrack_validation.judge.device_code.refills import unfenced_refills
+from half_layers import MEMORY, listed
 
 ROOT = Path(package.__file__).parent
 FILES = {path.relative_to(ROOT).as_posix(): path.read_text() for path in ROOT.rglob("*.cu*")}
@@ -120,17 +119,6 @@ def test_no_dispatched_instance_spills(tp, rows, config, switches, target):
     assert (report.spill_store_bytes, report.spill_load_bytes, report.stack_bytes) == (0, 0, 0)
 
 
-MEMORY = ("LDG", "STG", "ATOM", "RED", "LD", "ST", "CCTL")
-
-
-def listed(code, directory):
-    """Mnemonics of the machine code, in order."""
-    (directory / "k.cubin").write_bytes(code.cubin)
-    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-    text = subprocess.run([tool, "-sass", directory / "k.cubin"], check=True, capture_output=True, text=True).stdout
-    return [name.partition(".")[0] for _, name in sass._INSTRUCTION.findall(text)]
-
-
 @pytest.mark.parametrize("target", (90, 103))
 @pytest.mark.parametrize("early", (0, 1))
 @pytest.mark.parametrize("case", ("tp8, one row to the layer's end", "tp8, 5 rows to the layer's end", "tp8, 64 rows"))
@@ -139,7 +127,7 @@ def test_a_programmatic_launch_touches_no_memory_but_weights_before_it_waits(cas
     assert unfenced_refills(code.ptx) == (), "no stage is filled again before it is read"
     code = listed(code, tmp_path)
     wait, trigger = code.index("ACQBULK"), code.index("PREEXIT")
-    assert code.count("ACQBULK") == 1 and not set(MEMORY) & set(code[:wait]) and wait < trigger
+    assert code.count("ACQBULK") == 1 and not MEMORY & set(code[:wait]) and wait < trigger
     # The first copy stands in front of the wait where weights that need no choice are asked for early.
     assert (code.index("UBLKCP") < wait) == (early == 1 and "end" in case)
 

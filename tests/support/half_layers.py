@@ -3,6 +3,7 @@
 import importlib.util
 import multiprocessing
 import shutil
+import subprocess
 from collections.abc import Collection, Mapping
 from functools import partial
 from importlib import import_module
@@ -13,8 +14,10 @@ from types import ModuleType, SimpleNamespace
 import cuda_on_cpu
 import pytest
 import torch
+import triton
 from fasttrack_validation import contracts
 from fasttrack_validation.contracts.base import OpContract, TensorRole, Workload
+from fasttrack_validation.judge.device_code import sass
 from fasttrack_validation.judge.pack import KernelPack
 from fasttrack_validation.numerics.calibrate import decide, measure
 from fasttrack_validation.tensors import torch_dtype
@@ -173,6 +176,18 @@ class _OnCpu:
                 return partial(launch, grid)
 
         return Launch()
+
+
+MEMORY = frozenset({"LDG", "STG", "ATOM", "ATOMG", "RED", "REDG", "LD", "ST", "CCTL"})
+"""Machine instructions that read, write or fetch global memory, bulk copies apart"""
+
+
+def listed(code, directory: Path) -> list[str]:
+    """Mnemonics of the machine code of a compiled kernel, in order."""
+    (directory / "k.cubin").write_bytes(code.cubin)
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    text = subprocess.run([tool, "-sass", directory / "k.cubin"], check=True, capture_output=True, text=True).stdout
+    return [name.partition(".")[0] for _, name in sass._INSTRUCTION.findall(text)]
 
 
 def _record(pipe, payload, directory):

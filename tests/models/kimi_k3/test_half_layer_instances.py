@@ -8,7 +8,7 @@ from fasttrack_models.kimi_k3.kernels.kda_front import rows_at_once, split
 from fasttrack_validation import contracts
 from fasttrack_validation.contracts.base import Workload
 from fasttrack_validation.judge.device_code import cuda_compiler, sass
-from half_layers import HARDWARE, ROOT, HalfLayer
+from half_layers import HARDWARE, MEMORY, ROOT, HalfLayer, listed
 
 KDA = "attn_res_norm+in_projection+kda_decode+o_proj_residual+attn_res_norm+front"
 MLA = "attn_res_norm+mla_projection+mla_query+mla_core+mla_value+o_proj_residual+attn_res_norm+front"
@@ -48,9 +48,23 @@ def test_no_dispatched_instance_spills(part, name, tp, config, rows, switches, t
     launch, variant = recorded(part, name, tp, config | SWITCHES[switches], rows, tmp_path)
     assert variant.constexprs["ALONE"] == (rows == 1)
     for target in (90, 103):
-        report = sass.ptxas_report(cuda_compiler.compile_kernel(launch.cuda_sources, variant, target).log)
+        made = cuda_compiler.compile_kernel(launch.cuda_sources, variant, target)
+        report = sass.ptxas_report(made.log)
         assert (report.spill_store_bytes, report.spill_load_bytes, report.stack_bytes) == (0, 0, 0)
         assert report.registers == 96, "what 640 threads have before they move between warps"
+        if SWITCHES[switches]:
+            touches_nothing_but_weights_before_it_waits(listed(made, tmp_path))
+
+
+def touches_nothing_but_weights_before_it_waits(code):
+    """Roles wait each for itself. No access to memory but bulk copies in front of the first wait, and between another one and the
+    jump to it."""
+    waits = [place for place, one in enumerate(code) if one == "ACQBULK"]
+    assert len(waits) >= 2 and not MEMORY & set(code[: waits[0]])
+    for place in waits[1:]:
+        jump = max(before for before in range(place) if code[before] in ("BRA", "EXIT", "RET"))
+        assert not MEMORY & set(code[jump:place])
+    assert MEMORY & set(code[waits[-1] :]) and "PREEXIT" in code
 
 
 @pytest.mark.parametrize("switches", SWITCHES)
