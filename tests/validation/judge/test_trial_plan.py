@@ -6,6 +6,7 @@ import pytest
 from judging import candidate
 from toy_contract import KERNEL, Toy
 
+from fasttrack_validation import contracts
 from fasttrack_validation.judge import trial_plan
 from fasttrack_validation.judge.judge import Judge
 from fasttrack_validation.judge.recorded import RecordedError, workloads_of
@@ -67,3 +68,16 @@ def test_a_screening_on_a_cpu_judges_the_stand_ins_and_plans_what_is_declared(ke
         assert found.status is Status.ACCEPTED, found.message
         judged = {result.workload for result in found.workloads if result.trials}
         assert judged and not judged & set(WHOLE)
+
+
+@pytest.mark.parametrize("op", ["kda_verify", "attn_res_norm+in_projection+kda_verify+o_proj_residual+attn_res_norm+front"])
+def test_of_requests_whose_rows_depend_on_each_other_a_request_is_redrawn_and_alone_it_has_no_neighbour(op):
+    contract = contracts.load("kimi_k3").op(op)
+    place = {w.axes["rows"]: w for w in contract.workloads() if w.axes["tp"] == 16}
+    assert (place[8].axes["tokens"], place[16].axes["tokens"], place[4].axes["tokens"]) == (8, 8, 2)
+    assert len(trial_plan._group(contract, place[8], "typical", None)) == 2
+    redrawn = {trial_plan._group(contract, place[16], "typical", None)[2].perturbed_row for _ in range(40)}
+    assert redrawn == {0, 1}, "numbers past the last request would redraw nothing"
+    single = contracts.load("kimi_k3").op("kda_decode")
+    (eight,) = [w for w in single.workloads() if (w.axes["tp"], w.axes["rows"]) == (16, 8)]
+    assert {trial_plan._group(single, eight, "typical", None)[2].perturbed_row for _ in range(300)} == set(range(8))
