@@ -1,7 +1,7 @@
 """Who vouches for evidence. Everything is self-reported until somebody whom the base trusts has signed its bytes.
 
-A statement, a record of the performance grid or a verdict of the numerics ladder is attested by an SSH signature beside it: `<file>.sig`, or by a GitHub
-artifact attestation (bundles.py). Who may sign stands in `.github/allowed_signers`, whose workflows may attest in
+A statement, a record of the performance grid or a verdict of the numerics ladder is attested by an SSH signature beside it:
+`<file>.sig`, or by a GitHub artifact attestation (bundles.py). Who may sign stands in `.github/allowed_signers`, whose workflows may attest in
 `.github/attesters.toml`, both of the base revision. What a GPU ruled or measured cannot be repeated by a gate
 without one, so that it counts only when attested; self-reported figures are shown as such.
 """

@@ -39,4 +39,4 @@ def check(form: Form, given: Collection[str]) -> None:
     odd = sorted(set(given) - USED[form])
     if odd:
         flag = f"--{'json' if odd[0] == 'as_json' else odd[0].replace('_', '-')}"
-        raise UserError(f"{flag} says nothing about {form}", f"leave it out; `fasttrack validate --help` tells what each option is for")
+        raise UserError(f"{flag} says nothing about {form}", "leave it out; `fasttrack validate --help` tells what each option is for")

@@ -107,6 +107,13 @@ class HalfLayer:
         assert (cells[size:] == initial).all()
         return {name: made[name].cpu().contiguous() for name in op.produced}, buffers
 
+    def waits_on_cpu(self, op: OpContract, at: Workload, inputs, directory: Path, blocks: int) -> dict[str, torch.Tensor]:
+        """What a programmatic launch makes beside a kernel in front that has given nothing yet, none of whose memory it may change."""
+        context = self.on_cpu(directory, blocks)
+        early, _ = self.run(op, at, inputs, context, "cpu")
+        assert context.predecessor.changed == set()
+        return early
+
     def agrees_on_gpu(self, op: OpContract, name: str, states: Collection[str]) -> None:
         """The contract's comparison; the same bits from the same state again; and a planted fault that must not pass.
 

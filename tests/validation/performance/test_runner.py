@@ -12,7 +12,7 @@ from fasttrack_validation.contracts.kimi_k3.architecture import Architecture
 from fasttrack_validation.contracts.kimi_k3.compared_shard import ComparedShard
 from fasttrack_validation.contracts.kimi_k3.graph import Via, step
 from fasttrack_validation.contracts.grid import Ambiguous
-from fasttrack_validation.contracts.kimi_k3.rows_examined import Here, Sample
+from fasttrack_validation.contracts.kimi_k3.rows_examined import Sample
 from fasttrack_validation.performance import runner as running
 from fasttrack_validation.performance.arm import ArmFailed, Laid
 from fasttrack_validation.performance.hardware import profile
@@ -270,14 +270,6 @@ class Drawing:
 
     def examined(self, tensors):
         return self.shard.examined(tensors)
-
-
-def test_weights_are_moved_once_and_when_somebody_asks():
-    here, moved = Here("cpu"), []
-    weight = torch.ones(3)
-    here.cut = lambda tensor: moved.append(tensor) or tensor.clone()
-    assert not moved and here.weight(weight) is here.weight(weight) and len(moved) == 1
-    assert Here().weight(weight) is weight and Here().cut(weight) is weight
 
 
 def test_another_layer_of_a_step_is_examined_where_the_first_hangs_on_a_rounding():
