@@ -17,12 +17,14 @@ import statistics
 import tempfile
 import tomllib
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
 from fasttrack import dispatch
 from fasttrack_validation import contracts
-from fasttrack_validation.performance.arm import Arm
+from fasttrack_validation.contracts.grid import CellSpec
+from fasttrack_validation.performance.arm import Arm, ArmFailed
 
 MODEL, AS_IT_STANDS = "kimi_k3", "as it stands"
 ROOT = Path(__file__).resolve().parents[1] / "models" / MODEL
@@ -64,6 +66,29 @@ def new(name: str, known: Mapping[str, object]) -> None:
     """Raises SystemExit for the name of another state."""
     if name in known:
         raise SystemExit(f"two states are called {name!r}")
+
+
+def laid_out(arms: Mapping[str, Arm], spec: CellSpec, hardware: str, copies: int) -> dict[str, Arm]:
+    """The states that the cell could be laid out with; of others the reason is printed. Raises ArmFailed for the first."""
+
+    def lay_out(name: str) -> ArmFailed | None:
+        try:
+            arms[name].lay_out(spec, hardware, range(1, copies + 1))
+        except ArmFailed as failed:
+            return failed
+        return None
+
+    # At the same time: most of it is compiling, and each state has a process.
+    with ThreadPoolExecutor(len(arms)) as pool:
+        failures = dict(zip(arms, pool.map(lay_out, arms), strict=True))
+    first = next(iter(arms))
+    if failures[first]:
+        raise failures[first]
+    for name, failed in failures.items():
+        if failed:
+            print(f"  not laid out: {name}: {str(failed).strip().splitlines()[-1]}", flush=True)
+            arms[name].restart()
+    return {name: arm for name, arm in arms.items() if not failures[name]}
 
 
 def timed(arms: Mapping[str, Arm], turns: int) -> dict[str, dict[str, object]]:
@@ -122,12 +147,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
             name: stack.enter_context(Arm("specialised", MODEL, directory)) for name, directory in directories.items()
         }
         for key in asked.cell:
-            for arm in arms.values():
-                arm.lay_out(cells[key], asked.hardware, range(1, asked.copies + 1))
-            found[key] = timed(arms, asked.turns)
-            for arm in arms.values():
+            print(key, flush=True)
+            laid = laid_out(arms, cells[key], asked.hardware, asked.copies)
+            found[key] = timed(laid, asked.turns)
+            for arm in laid.values():
                 arm.free()
-            print(key)
             for name, of in found[key].items():
                 bits = "" if of["same_bits"] else "  OTHER BITS"
                 print(f"  {of['microseconds']:9.2f}  {of['ratio']:.3f}  {name}{bits}", flush=True)

@@ -125,6 +125,10 @@ class Drawn:
         """What member `index` knows a row of the part as."""
         return (row,)
 
+    def redrawable(self, workload: Workload) -> int:
+        """As many as the member that numbers fewest."""
+        return min(member.contract.redrawable(self._part(index, workload)) for index, member in enumerate(self.members))
+
     def perturb_row(self, inputs: "Tensors", workload: Workload, row: int, seed: int) -> "dict[str, Tensor]":
         """Each member redraws what the row reads of its own inputs."""
         import torch

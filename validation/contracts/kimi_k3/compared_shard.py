@@ -7,6 +7,7 @@ down-projection is what the plain path makes of this rank's own inputs with all 
 
 from collections.abc import Callable, Collection, Mapping
 from functools import cached_property
+from operator import attrgetter
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from .rows_examined import MARGIN, Here, RowsExamined, Sample, Values, examined_
 
 STOCK = "stock:"
 """Begins the names of tensors that the stock path alone is given"""
+_EXACT, _PLAIN = attrgetter("oracle"), attrgetter("plain")
 _AT_ONCE = 2**19
 """Cached rows that the plain path of attention has in float32 at a time: with the copies that it makes, a few GB"""
 
@@ -77,7 +79,7 @@ class ComparedShard(Shard):
         at_once = max(1, min(rows, _AT_ONCE // (width + (self.spec.context or 0))) // width) * width
         parts = [
             Sample(self.replicated, theirs, range(first, min(first + at_once, rows))).walk(
-                _plain, until=until
+                _PLAIN, until=until
             )
             for first in range(0, rows, at_once)
         ]
@@ -135,7 +137,7 @@ class ComparedShard(Shard):
         # Whether the choice is clear is known before an expert is looked at, which takes longer than all else.
         choices = {value for node in self.own.nodes if node.op == "routing" for value in node.writes.values()}
         (exact, exact_whole), (plain, plain_whole) = begun = [
-            self._walked(theirs, mine, path, ({}, {}), choices) for path in (_exact, _plain)
+            self._walked(theirs, mine, path, ({}, {}), choices) for path in (_EXACT, _PLAIN)
         ]
         clear = [
             row for row in range(len(chosen))
@@ -144,7 +146,7 @@ class ComparedShard(Shard):
         if not clear:
             raise Ambiguous(f"{self.spec.key}: rows {chosen} choose experts by less than {MARGIN}")
         (exact, exact_whole), (plain, plain_whole) = (
-            self._walked(theirs, mine, path, so_far, ()) for path, so_far in zip((_exact, _plain), begun, strict=True)
+            self._walked(theirs, mine, path, so_far, ()) for path, so_far in zip((_EXACT, _PLAIN), begun, strict=True)
         )
         return {
             "specialised": RowsExamined(self.own, mine, exact, plain, clear),
@@ -168,14 +170,6 @@ class ComparedShard(Shard):
             value: whole[value].chunk(self.spec.tp, 1)[0] if value in divided else whole[value]
             for node in self.own.nodes if node.op not in _BEHIND for value in node.writes.values()
         }  # fmt: skip
-
-
-def _exact(contract: OpContract) -> Callable:
-    return contract.oracle
-
-
-def _plain(contract: OpContract) -> Callable:
-    return contract.plain
 
 
 _BEHIND = ("routing", "experts", "shared_down", "latent_up")

@@ -67,10 +67,6 @@ class VerifyPart(Part):
     As `kda_verify` does; its other members number rows. Numbers past the last request own nothing.
     """
 
-    def redrawable(self, workload: Workload) -> int:
-        """Requests."""
-        return workload.axes["rows"] // workload.axes["tokens"]
-
     def rows_of(self, index: int, workload: Workload, row: int) -> Iterable[int]:
         """All rows of the request, but to the op that numbers requests itself."""
         if self.members[index] is self._recurrence:

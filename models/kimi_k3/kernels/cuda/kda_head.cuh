@@ -73,6 +73,10 @@ public:
     }
 
 protected:
+    // Where a token's q, k, v, decay, gate and f_a ([4][36]) lie in shared memory, in floats; behind them squares of value rows.
+    static constexpr int kK = kHeadDim, kV = 2 * kHeadDim, kDecay = 3 * kHeadDim, kGate = 4 * kHeadDim, kFa = 5 * kHeadDim;
+    static constexpr int kO = kFa + 4 * 36, kBehindO = kO + kRows * kWarps;
+
     // What all value rows do with a token.
     struct Key {
         float4 q, k, decay;
@@ -86,7 +90,7 @@ protected:
         for (int i = FIRST; i < LAST; ++i) state_[i] = __ldcs(state + value_row(i) * 32 + (threadIdx.x & 31));
     }
 
-    // Of key thread / 4, by four threads, each from its quarter of f_a: [4][36], so that the quarters fall into different banks.
+    // Of key thread / 4, by four threads, each from its quarter of f_a: of 36, so that the quarters fall into different banks.
     __device__ __forceinline__ float decay_of(const float* f_a, float rate, float dt_bias) const {
         float gamma = 0;
 #pragma unroll

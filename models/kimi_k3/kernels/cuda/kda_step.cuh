@@ -21,7 +21,7 @@ class KdaStep : public KdaHead<PARTS, LATE> {
 
 public:
     using Head::kRows, Head::Head;
-    static constexpr int kFloats = 5 * kHeadDim + 4 * 36 + kHeadDim;
+    static constexpr int kFloats = Head::kBehindO;
 
     // `projected(columns, values)`: three columns of the projection of this row. `scratch`: kFloats. `leave`: where results go.
     template <class Projected>
@@ -31,13 +31,9 @@ public:
             if (threadIdx.x < kRows) leave_squares(threadIdx.x, 0, leave);
             return;
         }
-        float* q = scratch;
-        float* k = q + kHeadDim;
-        float* v = k + kHeadDim;
-        float* decay = v + kHeadDim;
-        float* gate = decay + kHeadDim;
-        float* f_a = gate + kHeadDim;      // [4][36]
-        float* o = f_a + 4 * 36;           // [8][16]
+        float* const decay = scratch + Head::kDecay;
+        float* const gate = scratch + Head::kGate;
+        float* const o = scratch + Head::kO;
         const int thread = threadIdx.x, lane = thread & 31, warp = thread >> 5;
         const float dt_bias = __ldg(t_.dt_bias + head_ * kHeadDim + (thread >> 2)), rate = __ldg(t_.rate + head_);
         const int other = thread - 3 * kHeadDim, gates = 3 * kChannels + head_ * kHeadDim;
@@ -49,22 +45,22 @@ public:
         this->template load_state<kRows - LATE, kRows>();
         const float beta = sigmoid(values[0]);
         if (convolves) {
-            q[thread] = this->convolved(values[1]);
+            scratch[thread] = this->convolved(values[1]);
             window_[0] = __float2bfloat16(values[1]);
         } else {
-            f_a[(other >> 5) * 36 + (other & 31)] = values[1];
+            scratch[Head::kFa + (other >> 5) * 36 + (other & 31)] = values[1];
             gate[other] = sigmoid(values[2]) * __bfloat162float(__ldg(t_.o_norm + other));
         }
         sync_consumers();
-        const float decayed = this->decay_of(f_a, rate, dt_bias);
+        const float decayed = this->decay_of(scratch + Head::kFa, rate, dt_bias);
         if ((thread & 3) == 0) decay[thread >> 2] = decayed;
         sync_consumers();
-        const typename Head::Key key = Head::key_of(q, k, decay);
+        const typename Head::Key key = Head::key_of(scratch, scratch + Head::kK, decay);
         float4* state = reinterpret_cast<float4*>(state_of(slot_));
 #pragma unroll
         for (int i = 0; i < kRows; ++i) {
             const int row = value_row(i);
-            const float core = Head::advance(state_[i], key, beta, v[row]);
+            const float core = Head::advance(state_[i], key, beta, scratch[Head::kV + row]);
             __stcs(state + row * 32 + lane, state_[i]);
             if (lane == 0) {
                 leave_gated(row, core * gate[row], leave);

@@ -17,12 +17,11 @@ class KdaWalk : public KdaHead<PARTS, LATE> {
 
     // Tokens that are worked out together, and what each has in shared memory.
     static constexpr int kBatch = COUNT > 4 ? (COUNT + 1) / 2 : COUNT;
-    static constexpr int kK = kHeadDim, kV = 2 * kHeadDim, kDecay = 3 * kHeadDim, kGate = 4 * kHeadDim;
-    static constexpr int kFa = 5 * kHeadDim, kO = kFa + 4 * 36;
+    using Head::kK, Head::kV, Head::kDecay, Head::kGate, Head::kFa, Head::kO;
 
 public:
     using Head::kRows, Head::Head;
-    static constexpr int kBeta = kO + kRows * kWarps, kTokenFloats = kBeta + 4, kFloats = kBatch * kTokenFloats;
+    static constexpr int kBeta = Head::kBehindO, kTokenFloats = kBeta + 4, kFloats = kBatch * kTokenFloats;
 
     // `projected(tokens, columns, values)`: columns of the projection of tokens of this request. `scratch`: kFloats.
     template <class Projected>
