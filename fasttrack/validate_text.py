@@ -1,5 +1,6 @@
 """What `fasttrack validate --stage numerics` prints: verdicts rung by rung, figures with their noise, worst tokens."""
 
+import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,7 +25,7 @@ def verdict(of: StageVerdict, worst: Sequence[Worst], out: Path, drawn: Sequence
     console = _console()
     settings = of.subject.settings
     console.print(
-        f"numerics of {of.subject.model}: candidate {settings.candidate}, checkpoint {of.subject.checkpoint[:12]}, "
+        f"numerics of {of.subject.model}: candidate {settings.candidate}, {weights(of.subject.checkpoint)}, "
         f"{settings.replicas} runs of the stock path again as noise"
     )
     console.print(_rungs(of))
@@ -38,6 +39,13 @@ def verdict(of: StageVerdict, worst: Sequence[Worst], out: Path, drawn: Sequence
     for path in drawn:
         console.print(f"drawn: {path}")
     console.print(f"{of.result.upper()}  verdict {of.digest()[:16]}, {len(of.evidence)} files of records in {out}")
+
+
+def weights(name: str) -> str:
+    """For people: a checkpoint by the beginning of its digest, drawn weights by the layers of the published model."""
+    if not name.startswith("{"):
+        return f"checkpoint {name[:12]}"
+    return f"layers {', '.join(map(str, json.loads(name)['layers']))} with drawn weights"
 
 
 def where(place: Where | None) -> str:

@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -221,3 +222,10 @@ def test_servers_empty_nothing_that_they_did_not_write_and_nothing_before_they_a
 def test_a_candidate_is_known_whatever_the_rung(home, capsys):
     assert validate("--candidate", "plain:nope", "--rung", "long_context", "--steps", "1", "--context", "256") == 2
     assert "known: specialised, plain:twin, plain:decay_bf16" in capsys.readouterr().err
+
+
+def test_drawn_weights_are_named_by_their_layers(home, capsys):
+    kept = home / "h200-layers"
+    shutil.copytree(ROOT / "models/kimi_k3/evidence/numerics/h200-layers", kept)
+    assert validate("--recompute", "--out", str(kept)) == 0
+    assert "layers 0, 1, 3 with drawn weights" in capsys.readouterr().out
