@@ -11,8 +11,8 @@ from .grid import Cell
 
 # (what, line, marker, filled): told apart by dash and marker, not by colour.
 _LINES = (
-    ("stock", "--", "s", "none"), ("specialised", "-", "o", "black"), ("target floor", ":", "", "none"),
-    ("physical floor", "-.", "", "none"),
+    ("stock", "--", "s", "none"), ("specialised", "-", "o", "black"), ("target floor", ":", "_", "none"),
+    ("physical floor", "-.", "x", "none"),
 )  # fmt: skip
 _COLUMNS = 2
 
@@ -38,7 +38,7 @@ def draw(cells: Sequence[Cell], title: str, path: Path) -> None:
         rows = [cell.spec.rows for cell in found]
         for number, (what, dash, marker, filled) in enumerate(_LINES):
             axis.plot(
-                rows, [_times(cell.outcome)[number] for cell in found], dash, marker=marker or None, color="black",
+                rows, [_times(cell.outcome)[number] for cell in found], dash, marker=marker, color="black",
                 markerfacecolor=filled, linewidth=1, label=what,
             )  # fmt: skip
         intervals = [cell.outcome.specialised.microseconds for cell in found]
@@ -57,8 +57,8 @@ def draw(cells: Sequence[Cell], title: str, path: Path) -> None:
     for axis in list(axes):
         axis.set_visible(False)
     figure.axes[0].legend(frameon=False, fontsize=8)
-    scope = next(iter(dict.fromkeys(cell.record.scope for found in panels.values() for cell in found)))
-    figure.suptitle(f"{title}: {scope}", fontsize=11)
+    scopes = dict.fromkeys(cell.record.scope for found in panels.values() for cell in found)
+    figure.suptitle("\n".join((title, *scopes)), fontsize=11)
     try:
         canvas.print_figure(path)
     except ValueError as error:
