@@ -47,7 +47,11 @@ class Flips(Frozen):
     """Of the candidate's: the oracle's margin lies within the noise"""
     bugs: int
     margin_limit: float
-    """How many times the noise of a token's logits the difference of two of them moves at most"""
+    """How many times the noise of a token's logits the difference of two of them may move, where experts are the oracle's"""
+    other_experts_limit: float = 0.0
+    """How many times the size of a token's logits it may move elsewhere"""
+    diverged: dict[str, int | None] = {}
+    """Of a free run: path -> the position of its first other token, if there is one"""
 
 
 class Spread(Frozen):

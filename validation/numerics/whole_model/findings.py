@@ -8,15 +8,18 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from ..calibrate import MIN_POOLED
-from .calibration import RATIO, largest, poisson_tail, tail_limit, typical
+from .calibration import LEAST, RATIO, largest, poisson_tail, tail_limit, typical
 from .checks import Check, Flips, Result, RungVerdict, Spread, Where
+from .scenario import Kind, RungName
 from .table import BANDS, Table, band_name, quantiles, table
-from .tokens import CANDIDATE, STOCK, UnitRecords
+from .tokens import CANDIDATE, FELL_BACK, ORACLE, STOCK, UnitRecords
 
 UNLIKELY = 1e-5
 """Probability below which a count of other experts is no accident"""
 
 
+SOME = 20
+"""Figures of equal runs that went to other experts, below which they say nothing of what that does"""
 STATE = 10.0
 """Times the noise that a state may be off: one token that went to other experts, in a tie, leaves several behind for as
 long as a head remembers. What a wrong slot, a wrong page or a missing roll-back leaves is a hundred"""
@@ -24,15 +27,17 @@ long as a head remembers. What a wrong slot, a wrong page or a missing roll-back
 
 def judged(units: Sequence[UnitRecords]) -> RungVerdict:
     """The verdict of all units of one rung and TP."""
-    of, header = table(units), units[0].header
-    checks, spreads = [], []
+    every, header = table(units), units[0].header
+    # What a rung is about: rows that ran on the stock path are as good as that, and would water down every median.
+    of = every.where(np.array([token.ran != FELL_BACK for token in every.tokens]))
+    checks, spreads = [_ran(units)], []
     for band in BANDS:
         inside = (of.position >= band[0]) & (of.position < (band[1] or np.inf))
         if inside.any():
             part = of.where(inside)
             checks += _band(part, band_name(band))
             spreads += _spreads(part, band_name(band))
-    flips, flip_checks = _flips(of)
+    flips, flip_checks = _flips(of, header.rung) if len(of.tokens) else (None, [])
     checks += [*flip_checks, *_states(units), *_touched(units)]
     failed = [check for check in checks if check.result is Result.FAIL]
     open_ = [check for check in checks if check.result is Result.INCONCLUSIVE]
@@ -41,8 +46,29 @@ def judged(units: Sequence[UnitRecords]) -> RungVerdict:
     return RungVerdict(
         rung=header.rung, tp=header.tp, result=result, tokens=len(of.tokens), checks=tuple(checks), flips=flips,
         spreads=tuple(spreads), first=first, text=(failed or open_ or [Check(
-            name="", band="", result=Result.PASS, values=0, candidate=0, noise=0, limit=0, message="within the noise"
+            name="", band="", result=Result.PASS, values=0, candidate=0, noise=0, limit=0, message=_went_well(flips)
         )])[0].message,
+    )  # fmt: skip
+
+
+def _went_well(flips: Flips | None) -> str:
+    if not flips or not flips.diverged:
+        return "within the noise"
+    said = {path: "none" if at is None else f"at {at}" for path, at in flips.diverged.items()}
+    equal = ", ".join(at for path, at in said.items() if path != CANDIDATE)
+    return f"within the noise; first other token of its free run: {said[CANDIDATE]}, of equal runs: {equal}"
+
+
+def _ran(units: Sequence[UnitRecords]) -> Check:
+    """Whether the candidate itself ran what it is for: decode steps. Prompts may be the stock path's."""
+    rows = [(unit.header.unit, token) for unit in units for step in unit.steps if step.kind == Kind.DECODE for token in step.tokens]
+    back = [(unit, token) for unit, token in rows if token.ran == FELL_BACK]
+    bad = bool(back) or not rows
+    place = Where(unit=back[0][0], position=back[0][1].position, request=back[0][1].request) if back else None
+    return Check(
+        name="rows of decode steps that the candidate ran", band="all", result=Result.FAIL if bad else Result.PASS,
+        values=len(rows), candidate=len(rows) - len(back), noise=0, limit=len(rows), where=place,
+        message=f"{len(back)} of {len(rows)} rows of decode steps ran on the stock path: of these nothing is shown" if bad else "",
     )  # fmt: skip
 
 
@@ -182,26 +208,68 @@ def _experts(of: Table, band: str, layer: int) -> list[Check]:
     ]  # fmt: skip
 
 
-def _flips(of: Table) -> tuple[Flips, list[Check]]:
-    """Ties and bugs: a flip that the noise of two logits' difference explains, and one that it does not."""
-    scale = of.logit_noise()
-    noise = np.stack([of.margin_error[path] / scale for path in of.noise])
-    limit = tail_limit(noise, len(of.tokens))
-    oracle = of.top["oracle"]
+def _flips(of: Table, rung: str) -> tuple[Flips, list[Check]]:
+    """Ties and bugs: a flip that equal runs of the stock path could have made, and one that they could not.
+
+    How far those move the difference of the oracle's two likeliest logits says so, and a tolerance of 1.25: in multiples of the
+    noise of a logit at the token where everybody went to the oracle's experts; elsewhere in multiples of the logits' size, for
+    what other experts do to a token has nothing to do with roundings.
+    """
+    scale, settled = of.logit_noise(), of.settled()
+    moved = np.stack([of.margin_error[path] for path in of.noise])
+    limit = RATIO * max(float((moved[:, settled] / scale[settled]).max(initial=0.0)), LEAST)
+    elsewhere = moved[:, ~settled] / of.size[~settled]
+    other = RATIO * float(elsewhere.max(initial=0.0))
+    oracle = of.top[ORACLE]
     flipped = {path: of.top[path] != oracle for path in of.paths}
-    bugs = np.flatnonzero(flipped[CANDIDATE] & (of.margin / scale > limit))
+    # Whoever went to other experts has the noise of its roundings besides.
+    beyond = of.margin > np.where(settled, limit * scale, np.maximum(other * of.size, limit * scale))
+    bugs = np.flatnonzero(flipped[CANDIDATE] & beyond)
     flips = Flips(
         tokens=len(of.tokens), flips={path: int(mask.sum()) for path, mask in flipped.items()},
-        ties=int(flipped[CANDIDATE].sum()) - len(bugs), bugs=len(bugs), margin_limit=limit,
+        ties=int(flipped[CANDIDATE].sum()) - len(bugs), bugs=len(bugs), margin_limit=limit, other_experts_limit=other,
+        diverged=_diverged(of, flipped) if rung == RungName.GREEDY else {},
     )  # fmt: skip
+    # What other experts do cannot be said from hardly anything.
+    told = [row for row in bugs if settled[row] or elsewhere.size >= SOME]
+    result = Result.FAIL if told else Result.INCONCLUSIVE if len(bugs) else Result.PASS
+    message = ""
+    if told:
+        message = f"{len(bugs)} tokens flip although the oracle's margin is beyond what equal runs move it by"
+    elif len(bugs):
+        message = f"{len(bugs)} tokens flip behind other experts, of which equal runs show too few to tell: run more tokens"
     return flips, [
         Check(
-            name="top-1 flips beyond the noise", band="all", result=Result.FAIL if len(bugs) else Result.PASS,
-            values=len(of.tokens), candidate=len(bugs), noise=0, limit=0,
-            where=_where(of, int(bugs[0])) if len(bugs) else None,
-            message=f"{len(bugs)} tokens flip although the oracle's margin is beyond {limit:.3g} times the noise" if len(bugs) else "",
+            name="top-1 flips beyond the noise", band="all", result=result, values=len(of.tokens), candidate=len(bugs), noise=0,
+            limit=0, where=_where(of, int((told or bugs)[0])) if len(bugs) else None, message=message,
+        ),
+        *_elsewhere(of, settled),
+    ]  # fmt: skip
+
+
+def _elsewhere(of: Table, settled: np.ndarray) -> list[Check]:
+    """The largest error of logits where some path went to other experts, which the other checks of largest errors leave out."""
+    error = {path: np.sqrt(np.mean(np.minimum(of.errors[path], 1e30) ** 2, -1))[~settled] for path in of.paths}
+    noise = np.stack([error[path] for path in of.noise])
+    if noise.size < SOME:
+        return []
+    limit, own = tail_limit(noise, noise.shape[1]), error[CANDIDATE]
+    row = int(np.argmax(own))
+    fail = not own[row] <= limit
+    return [
+        Check(
+            name="logits beside other experts, largest", band="all", result=Result.FAIL if fail else Result.PASS, values=len(own),
+            candidate=float(own[row]), noise=float(noise.max()), limit=limit,
+            where=_where(of, int(np.flatnonzero(~settled)[row])) if fail else None,
+            message=f"logits: a relative error of {own[row]:.3g} where experts differ, beyond {limit:.3g}" if fail else "",
         )
     ]  # fmt: skip
+
+
+def _diverged(of: Table, flipped: dict[str, np.ndarray]) -> dict[str, int | None]:
+    """Path -> the position at which its own free run leaves the oracle's: up to there both are given the same tokens."""
+    first = {path: np.flatnonzero(mask) for path, mask in flipped.items()}
+    return {path: int(of.position[rows].min()) if len(rows) else None for path, rows in first.items()}
 
 
 def _states(units: Sequence[UnitRecords]) -> list[Check]:

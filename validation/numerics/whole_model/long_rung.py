@@ -17,6 +17,11 @@ ROUNDING = {"state": 8 * 2.0**-24}
 state is float32. Of the first steps runs of the stock path may be equal bit by bit, and no measure of noise"""
 
 
+def context_names(contexts: Sequence[int]) -> dict[int, str]:
+    """Length -> what its points are called."""
+    return {context: f"{CONTEXT} of {context}" if len(contexts) > 1 else CONTEXT for context in contexts}
+
+
 class Point(Frozen):
     """Errors at one number of steps, or at one position."""
 

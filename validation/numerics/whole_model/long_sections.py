@@ -106,9 +106,7 @@ def _attended(settings: Settings, candidate: Callable[[Any, Any, Any], Any]) -> 
         got[CANDIDATE] = candidate(contracts(of)["mla_core"], at, inputs)
         return long_rung.attended(positions, got.pop(ORACLE), got, what, of.mla_layers[0])
 
-    several = len(settings.contexts) > 1
-    names = {context: f"context of {context}" if several else long_rung.CONTEXT for context in settings.contexts}
-    return {name: partial(to, context, name) for context, name in names.items()}
+    return {name: partial(to, context, name) for context, name in long_rung.context_names(settings.contexts).items()}
 
 
 def kept_or_computed(sections: Sections, kept: Lines) -> list[long_rung.Point]:

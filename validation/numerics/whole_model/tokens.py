@@ -15,6 +15,8 @@ from ...records import Frozen
 from .lines import replace_file
 
 ORACLE, STOCK, CANDIDATE = "oracle", "stock", "candidate"
+FELL_BACK = "stock"
+"""`Token.ran` of a row that the candidate left to the stock path"""
 
 
 class Token(Frozen):

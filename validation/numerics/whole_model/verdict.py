@@ -6,14 +6,16 @@ import tomllib
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
 
 from ...errors import UserError
 from ...records import Frozen, canonical_json, digest_files, sha256
-from . import findings, long_rung, op_rung, table, tokens
+from . import complete, findings, long_rung, op_rung, table, tokens
 from .checks import Result, RungVerdict
 from .lines import replace_file
-from .plan import Settings, works
+from .plan import Settings, Work, works
 from .scenario import RungName
 from .tokens import CANDIDATE, ORACLE
 
@@ -25,6 +27,9 @@ LONG_TP = 48
 """Ranks of the group whose one rank the long rung looks at: two heads of true shape"""
 NO_LONG = "many decode steps of the kernels need a GPU; an interpreter does a few a second"
 STOPPED = "the run was stopped before: the same command goes on"
+
+
+Kept = TypeVar("Kept", bound=Frozen)
 
 
 class NotRun(Frozen):
@@ -63,27 +68,31 @@ class StageVerdict(Frozen):
 
 def judge(out: Path) -> StageVerdict:
     """The verdict of what lies in `out`, computed anew from the records."""
+    from .pieces import plan_material
+
     subject = subject_of(out)
+    planned = {work.unit.key: work for work in works(subject.settings, plan_material())}
     groups: dict[tuple[str, int], list[tokens.UnitRecords]] = {}
     for file in tokens.units(out):
         if file.name in (OP, LONG):
             continue
         records = tokens.read(file)
-        if wrong := _damage(file, records):
+        work = planned.get(records.header.unit)
+        if wrong := complete.of_unit(file, records) or (work and complete.of_plan(work, records)):
             raise UserError(f"{file} is damaged: {wrong}", "remove the file; the same command runs that unit again")
         if records.header.subject != subject.digest():
             raise UserError(f"{file} is about another subject than {out / MANIFEST}", "give each run a directory of its own")
         groups.setdefault((records.header.rung, records.header.tp), []).append(records)
     verdicts: list[RungVerdict] = []
     if (out / OP).exists():
-        exams = [op_rung.Exam.model_validate(item) for item in read_lines(out / OP, subject)]
+        exams = _exams(out / OP, subject)
         for tp in sorted({exam.tp for exam in exams}):
             verdicts.append(op_rung.judged([exam for exam in exams if exam.tp == tp]))
     verdicts += [findings.judged(units) for _, units in sorted(groups.items(), key=lambda item: _order(*item[0]))]
     if (out / LONG).exists():
         verdicts.append(long_rung.judged(long_points(out), LONG_TP))
     kept = {unit.header.unit for units in groups.values() for unit in units}
-    not_run = tuple(_missing(subject, verdicts, kept))
+    not_run = tuple(_missing(subject, verdicts, kept, planned.values()))
     results = {verdict.result for verdict in verdicts}
     if Result.FAIL in results:
         result = Result.FAIL
@@ -95,9 +104,31 @@ def judge(out: Path) -> StageVerdict:
     return StageVerdict(subject=subject, result=result, rungs=tuple(verdicts), not_run=not_run, evidence=evidence)
 
 
+def _exams(file: Path, subject: Subject) -> list[op_rung.Exam]:
+    exams = _validated(file, op_rung.Exam, subject)
+    if wrong := complete.of_exams(exams, subject.settings):
+        raise _damaged(file, wrong)
+    return exams
+
+
 def long_points(out: Path) -> list[long_rung.Point]:
-    """What is kept of the long rung in `out`."""
-    return [long_rung.Point.model_validate(item) for item in read_lines(out / LONG, subject_of(out))]
+    """What is kept of the long rung in `out`. UserError where that is not all of it."""
+    subject, file = subject_of(out), out / LONG
+    points = _validated(file, long_rung.Point, subject)
+    if wrong := complete.of_points(points, subject.settings):
+        raise _damaged(file, wrong)
+    return points
+
+
+def _validated(file: Path, kind: type[Kept], subject: Subject) -> list[Kept]:
+    try:
+        return [kind.model_validate(item) for item in read_lines(file, subject)]
+    except ValidationError as error:
+        raise _damaged(file, f"a line is no record ({error.error_count()} faults)") from error
+
+
+def _damaged(file: Path, why: str) -> UserError:
+    return UserError(f"{file} is damaged: {why}", "remove the file; the same command runs that rung again")
 
 
 class Worst(Frozen):
@@ -146,12 +177,22 @@ def worst(out: Path, count: int = 5) -> list[Worst]:
     return sorted(found, key=lambda one: -one.change)[:count]
 
 
+_RUNS_OR_JUDGES = ("numerics", "contracts", "judge/interpreter", "judge/recorder", "tensors.py", "records.py", "durable.py")
+_OF_THE_GRID = ("grid.py", "compared_shard.py", "rank_shard.py", "rows_examined.py", "step_shard.py", "stock")
+"""In a contract's directory: what no rung asks"""
+
+
 def harness_digest() -> str:
-    """SHA-256 (hex) over what runs the ladder and judges it."""
+    """SHA-256 (hex) over what runs the ladder and judges it: contracts and their nano model, semantics of the interpreter."""
     root = Path(__file__).parents[2]
-    folders = ("numerics", "contracts/kimi_k3/numerics", "contracts/kimi_k3/step", "contracts/kimi_k3/kda_decode")
-    files = [path for folder in folders for path in (root / folder).rglob("*.py")]
-    return digest_files({path.relative_to(root).as_posix(): path.read_bytes() for path in files})
+    found = {}
+    for place in _RUNS_OR_JUDGES:
+        for path in (root / place,) if (root / place).is_file() else (root / place).rglob("*.py"):
+            parts = path.relative_to(root).parts
+            if parts[0] == "contracts" and {*parts[1:3], *parts[2:3]} & set(_OF_THE_GRID):
+                continue
+            found["/".join(parts)] = path.read_bytes()
+    return digest_files(found)
 
 
 def directory_digest(directory: Path) -> str:
@@ -188,24 +229,12 @@ def subject_of(out: Path) -> Subject:
         raise UserError(f"{out} holds no run of the numerics stage", "name the --out of one") from error
 
 
-def _damage(file: Path, records: tokens.UnitRecords) -> str:
-    """Why the records of a finished unit cannot be all that it left; empty where they can."""
-    if file.name != f"{records.header.unit}.jsonl.gz":
-        return f"it is {records.header.unit}'s"
-    if records.end is None:
-        return "its end is missing"
-    actions = [step.action for step in records.steps]
-    if actions != list(range(len(actions))) or not actions:
-        return "steps are missing"
-    return ""
-
-
-def _missing(subject: Subject, verdicts: list[RungVerdict], kept: Collection[str]) -> Iterator[NotRun]:
+def _missing(
+    subject: Subject, verdicts: list[RungVerdict], kept: Collection[str], works_of: Iterable[Work]
+) -> Iterator[NotRun]:  # fmt: skip
     """What was asked for and is not there: rungs, and single units of rungs of which others are there."""
-    from .pieces import plan_material
-
     ran = {(verdict.rung, verdict.tp) for verdict in verdicts}
-    planned = [work.unit for work in works(subject.settings, plan_material())]
+    planned = [work.unit for work in works_of]
     for rung in RungName:
         if rung not in subject.settings.rungs:
             yield NotRun(rung=rung, tp=0, reason="not asked for")

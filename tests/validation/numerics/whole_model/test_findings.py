@@ -202,3 +202,123 @@ def test_where_no_token_is_settled_the_largest_error_is_open():
     open_ = found["stream behind layer 1, largest"]
     assert open_.result is Result.INCONCLUSIVE and open_.values == 0 and "run more tokens" in open_.message
     assert found["stream behind layer 0, largest"].values == 8
+
+
+def changed(unit, change):
+    """The unit with `change(step, token)` in place of each token."""
+    steps = tuple(s.model_copy(update={"tokens": tuple(change(s, t) for t in s.tokens)}) for s in unit.steps)
+    return unit.model_copy(update={"steps": steps})
+
+
+def ran(by, kinds=("decode",)):
+    return lambda step, token: token.model_copy(update={"ran": by}) if step.kind in kinds else token
+
+
+def test_a_decode_step_that_fell_back_shows_nothing():
+    honest = changed(token_records.unit(), ran("specialised"))
+    assert findings.judged([honest]).result is Result.PASS
+    fallen = changed(honest, lambda step, token: token.model_copy(update={"ran": "stock"}) if step.action > 100 else token)
+    for unit, count in ((fallen, 101), (changed(honest, ran("stock")), 0)):
+        found = findings.judged([unit])
+        check = next(c for c in found.checks if c.name == "rows of decode steps that the candidate ran")
+        assert found.result is Result.FAIL and (check.result, check.candidate, check.values) == (Result.FAIL, count, 120)
+        assert f"{120 - count} of 120 rows" in found.text
+
+
+def prompted(spoil=None):
+    """110 tokens of a prompt that the stock path reads, bit for bit its own, and ten of decode steps."""
+    unit = token_records.unit(spoil=spoil)
+    steps = tuple(s.model_copy(update={"kind": "prefill"}) if s.action < 110 else s for s in unit.steps)
+
+    def of_stock(step, token):
+        if step.kind == "decode":
+            return token.model_copy(update={"ran": "specialised"})
+        own = {name: getattr(token, name) | {CANDIDATE: getattr(token, name)[STOCK]} for name in ("logits", "streams", "router")}
+        return token.model_copy(update=own | {"ran": "stock"})
+
+    return changed(unit.model_copy(update={"steps": steps}), of_stock)
+
+
+def test_rows_of_the_stock_path_do_not_water_down_the_candidates_own():
+    def spoil(position, row, exact):
+        row["logits"][CANDIDATE] = exact + 3 * (row["logits"][CANDIDATE] - exact)
+
+    found = findings.judged([prompted()])
+    assert found.result is Result.PASS and found.tokens == 10
+    found = findings.judged([prompted(spoil)])
+    assert "logits, median" in {c.name for c in found.checks if c.result is Result.FAIL}
+
+
+def elsewhere(position, row, moves, paths):
+    """At every fourth token `paths` go to other experts, which moves the likeliest logit by about `moves`."""
+    if position % 4 == 0:
+        for path in paths:
+            row["experts"][path] = [2]
+            row["logits"][path] = row["logits"][path] + moves * np.cos(np.arange(len(row["logits"][path])) + position)
+
+
+@pytest.mark.parametrize(("margin", "result"), [(0.3, Result.PASS), (9.0, Result.FAIL)])
+def test_a_flip_behind_other_experts_is_held_to_what_those_do(margin, result):
+    """Equal runs move a difference by up to about two there; a flip at a margin of nine is none of theirs."""
+
+    def spoil(position, row, exact):
+        elsewhere(position, row, 1.0, (*token_records.NOISE, CANDIDATE))
+        if position != 40:
+            return
+        first, second = np.argsort(-exact)[:2]
+        for values in (exact, *row["logits"].values()):
+            values[first] += margin - (exact[first] - exact[second]) if values is not exact else 0
+        exact[first] = exact[second] + margin
+        row["logits"][CANDIDATE][second] = row["logits"][CANDIDATE][first] + 0.5
+
+    found = verdict(spoil=spoil)
+    check = next(c for c in found.checks if c.name == "top-1 flips beyond the noise")
+    assert check.result is result, check
+    assert (found.flips.bugs == 1) is (result is Result.FAIL)
+    if result is Result.FAIL:
+        assert check.where.position == 40
+
+
+def test_what_other_experts_do_is_not_told_from_a_single_run():
+    """The candidate alone goes to other experts, once: whether that may flip a token nobody knows."""
+
+    def spoil(position, row, exact):
+        if position == 40:
+            row["experts"][CANDIDATE] = [2]
+            first, second = np.argsort(-exact)[:2]
+            row["logits"][CANDIDATE][second] = row["logits"][CANDIDATE][first] + 0.5
+
+    check = next(c for c in verdict(spoil=spoil).checks if c.name == "top-1 flips beyond the noise")
+    assert check.result is Result.INCONCLUSIVE and "run more tokens" in check.message
+
+
+def test_an_error_beside_other_experts_is_held_to_those_of_equal_runs():
+    def spoil(position, row, exact):
+        elsewhere(position, row, 1.0, (*token_records.NOISE, CANDIDATE))
+        if position == 60 and wrong:
+            row["logits"][CANDIDATE] = row["logits"][CANDIDATE] + 40 * np.sin(np.arange(len(exact)))
+
+    for wrong in (False, True):
+        check = next(c for c in verdict(spoil=spoil).checks if c.name == "logits beside other experts, largest")
+        assert check.result is (Result.FAIL if wrong else Result.PASS)
+    assert check.where.position == 60
+
+
+def test_a_free_run_tells_where_it_leaves_the_oracles():
+    """By hand: the candidate at 30 and again at 50, one equal run at 70; up to there all are given the same tokens."""
+
+    def spoil(position, row, exact):
+        first, second = np.argsort(-exact)[:2]
+        for values in (exact, *row["logits"].values()):
+            values[first] += 1  # nobody else is near a tie
+        for path, positions in ((CANDIDATE, (30, 50)), ("again-2", (70,))):
+            if position in positions:
+                exact[second] = exact[first] - 1e-4
+                for other in row["logits"].values():
+                    other[first], other[second] = exact[first] + 0.02, exact[second] - 0.02
+                row["logits"][path][second] = exact[first] + 0.05
+
+    found = verdict(spoil=spoil, rung="greedy")
+    assert found.flips.diverged == {STOCK: None, CANDIDATE: 30, "again-1": None, "again-2": 70, "again-3": None}
+    assert "first other token of its free run: at 30, of equal runs: none, none, at 70, none" in found.text
+    assert verdict(spoil=spoil).flips.diverged == {}

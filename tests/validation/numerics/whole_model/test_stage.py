@@ -6,6 +6,7 @@ from collections import deque
 import pytest
 import token_records
 from fasttrack_validation.contracts.kimi_k3.numerics import material
+from fasttrack_validation.contracts.kimi_k3.numerics.long_state import places
 from fasttrack_validation.contracts.kimi_k3.numerics.weights import WeightsOf
 from fasttrack_validation.errors import UserError
 from fasttrack_validation.numerics.whole_model import stage, verdict
@@ -14,6 +15,7 @@ from fasttrack_validation.numerics.whole_model.long_rung import Point
 from fasttrack_validation.numerics.whole_model.pieces import Job
 from fasttrack_validation.numerics.whole_model.plan import Settings, Work
 from fasttrack_validation.numerics.whole_model.scenario import RungName, Unit
+from fasttrack_validation.numerics.whole_model.scenarios import decode
 from fasttrack_validation.numerics.whole_model.verdict import Subject
 
 ALL = 2 * 3 + 10 + 1 + 4
@@ -105,7 +107,7 @@ def test_a_unit_that_is_missing_keeps_its_rung_open(tmp_path, monkeypatch):
     subject = Subject(model="m", checkpoint="c", candidate="d", harness="h", settings=settings)
     (tmp_path / "run.json").write_text(subject.canonical_json() + "\n")
     units = [Unit(RungName.TEACHER_FORCED, name, 1, 1, 40) for name in ("one", "other")]
-    monkeypatch.setattr(verdict, "works", lambda settings, material: [Work(unit, tuple) for unit in units])
+    monkeypatch.setattr(verdict, "works", lambda settings, material: [Work(unit, forty) for unit in units])
     kept(tmp_path, subject, units[0].key)
     found = verdict.judge(tmp_path)
     assert found.result is Result.INCONCLUSIVE and [rung.result for rung in found.rungs] == [Result.PASS]
@@ -122,6 +124,19 @@ def test_two_processes_do_not_share_a_run(tmp_path):
             raise AssertionError
     with stage.alone(tmp_path):
         pass
+
+
+def forty():
+    """What made-up records are of."""
+    for _ in range(40):
+        yield decode([(0, 1, 2)])
+
+
+@pytest.fixture
+def made_up(monkeypatch):
+    """The plan is what made-up records are of."""
+    unit = Unit(RungName.TEACHER_FORCED, "stream", 1, 1, 41)
+    monkeypatch.setattr(verdict, "works", lambda settings, material: [Work(unit, forty)])
 
 
 def open_run(out, rungs=(RungName.TEACHER_FORCED, RungName.LONG_CONTEXT)) -> Subject:
@@ -141,10 +156,11 @@ def without(text: str, *numbers: int) -> str:
         (lambda text: without(text, 41), "its end is missing"),
         (lambda text: without(text, 7), "steps are missing"),
         (lambda text: without(text, *range(1, 41)), "steps are missing"),
+        (lambda text: without(text, 39, 40), "its last steps are missing"),
     ],
-    ids=["end", "one step", "all steps"],
+    ids=["end", "one step", "all steps", "last steps"],
 )
-def test_records_that_lack_something_are_no_unit(tmp_path, damage, said):
+def test_records_that_lack_something_are_no_unit(tmp_path, made_up, damage, said):
     subject = open_run(tmp_path)
     kept(tmp_path, subject, "teacher_forced-tp1-stream")
     file = tmp_path / "teacher_forced-tp1-stream.jsonl.gz"
@@ -158,7 +174,7 @@ def test_records_that_lack_something_are_no_unit(tmp_path, damage, said):
     assert file.name in str(error.value)
 
 
-def test_a_copy_of_a_unit_is_not_counted_twice(tmp_path):
+def test_a_copy_of_a_unit_is_not_counted_twice(tmp_path, made_up):
     subject = open_run(tmp_path)
     kept(tmp_path, subject, "teacher_forced-tp1-stream")
     file = tmp_path / "teacher_forced-tp1-stream.jsonl.gz"
@@ -180,7 +196,9 @@ def test_what_is_kept_of_a_rung_without_units_is_whole_and_of_this_run(tmp_path)
     subject = open_run(tmp_path)
     other = subject.model_copy(update={"harness": "other"})
     file = tmp_path / "long.jsonl.gz"
-    points = [Point(what="state", at=at, errors={p: (1e-3,) for p in ("stock", "again-1", "candidate")}) for at in (1, 10)]
+    errors = {path: (1e-3,) for path in ("stock", "candidate", "again-1", "again-2", "again-3")}
+    steps = [(what, at) for at in (1, 10, 100, 1000) for what in ("state", "output")]
+    points = [Point(what=what, at=at, errors=errors) for what, at in (*steps, *(("context", at) for at in places(4096)))]
     verdict.write_lines(file, points, subject)
     assert [rung.rung for rung in verdict.judge(tmp_path).rungs] == ["long_context"]
     lines = gzip.decompress(file.read_bytes()).splitlines(True)

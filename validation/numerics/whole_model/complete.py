@@ -1,0 +1,89 @@
+"""Whether records are all that a piece of a run leaves. Pure: each gives what is wrong, or an empty text."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from . import long_rung, op_rung, tokens
+from .plan import Settings, Work
+from .tokens import CANDIDATE, ORACLE, STOCK
+
+
+def of_unit(file: Path, records: tokens.UnitRecords) -> str:
+    """Why the records of a finished unit cannot be all that it left; empty where they can."""
+    if file.name != f"{records.header.unit}.jsonl.gz":
+        return f"it is {records.header.unit}'s"
+    if records.end is None:
+        return "its end is missing"
+    actions = [step.action for step in records.steps]
+    if actions != list(range(len(actions))) or not actions:
+        return "steps are missing"
+    others = {STOCK, CANDIDATE, *records.header.replicas}
+    if any(set(column) != others for column in (records.end.states, records.end.rows, records.end.touched)):
+        return "its end lacks paths"
+    found = [token for step in records.steps for token in step.tokens]
+    if not found:
+        return "it has no tokens"
+    shapes = {_shape(token, others) for token in found}
+    if None in shapes or len(shapes) > 1:
+        return "tokens lack paths, logits or layers"
+    vocabulary = next(iter(shapes))[0]
+    return "" if all(0 <= token.target < vocabulary for token in found) else "a token follows that there is not"
+
+
+def _shape(token: tokens.Token, others: set[str]) -> tuple[int, int, int] | None:
+    """(vocabulary, layers, layers that route) of a token that has all of it for each path; None for another."""
+    columns = (token.logits, token.streams, token.experts, token.router)
+    with_oracle = others | {ORACLE}
+    if [set(column) for column in columns] != [with_oracle, others, others, with_oracle]:
+        return None
+    try:
+        sizes = {len(tokens.decode(text, wide=path == ORACLE)) for path, text in token.logits.items()}
+    except ValueError:
+        return None
+    layers, routing = {len(one) for one in token.streams.values()}, {len(one) for one in token.router.values()}
+    inside = all(0 <= layer < max(layers) for own in token.experts.values() for layer in own)
+    if any(len(one) != 1 for one in (sizes, layers, routing)) or not inside or not min(sizes):
+        return None
+    return (*sizes, *layers, *routing)
+
+
+def of_plan(work: Work, records: tokens.UnitRecords) -> str:
+    """What the steps of a unit lack of those that its plan asks for, given what the oracle answered; empty where nothing."""
+    actions, answer = work.actions(), None
+    for step in records.steps:
+        try:
+            action = actions.send(answer)
+        except StopIteration:
+            return "it has more steps than its plan"
+        watched = [target for target in action.targets if target is not None]
+        if (step.kind, len(step.tokens)) != (action.kind, len(watched)):
+            return f"step {step.action} lacks tokens"
+        answer = tuple(token.top1 for token in step.tokens)
+    try:
+        actions.send(answer)
+    except StopIteration:
+        return ""
+    return "its last steps are missing"
+
+
+def of_exams(exams: Sequence[op_rung.Exam], settings: Settings) -> str:
+    """Every op on every distribution, once."""
+    from ...contracts.kimi_k3.architecture import Architecture
+
+    asked = op_rung.keys(Architecture.from_config(), settings.tps)
+    whole = [exam.key for exam in exams] == asked and all(exam.rulings for exam in exams)
+    return "" if whole else "it has not every exam of its settings once"
+
+
+def of_points(points: Sequence[long_rung.Point], settings: Settings) -> str:
+    """State and output by decade, then every position of each context, with all paths."""
+    from ...contracts.kimi_k3.numerics.long_state import PAGE, decades, places
+
+    steps = [(what, at) for at in decades(settings.steps) for what in ("state", "output")]
+    contexts = long_rung.context_names(settings.contexts)
+    asked = steps + [(what, at) for length, what in contexts.items() for at in places(length - length % PAGE)]
+    if [(point.what, point.at) for point in points] != asked:
+        return "it has not every point of its settings once"
+    paths = {STOCK, CANDIDATE, *(f"again-{n}" for n in range(1, settings.replicas + 1))}
+    whole = all(set(point.errors) == paths and min(map(len, point.errors.values())) for point in points)
+    return "" if whole else "points lack paths"
