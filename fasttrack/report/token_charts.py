@@ -95,6 +95,10 @@ def _breaks(columns: Sequence[Column], places: Sequence[float], width: float, bo
                    if column.behind_gap)  # fmt: skip
 
 
+def _frame(bottom: float) -> Path:
+    return Path("edge", f"M{LEFT} {TOP}V{bottom:g}H{LEFT + WIDTH}")
+
+
 def _thinned(trace: Trace) -> str:
     """The rule by which several positions became one column; nothing where none did."""
     most = max(column.last - column.first + 1 for column in trace.columns)
@@ -123,7 +127,7 @@ def _position(trace: Trace) -> Figure:
         "|change of log-prob| of the token that follows against the oracle, by position; dots: candidate; grey: from the least "
         f"to the largest of the stock path and its repetitions; logarithmic, smaller ones at the edge{_thinned(trace)}.",
         said, TOP + PLOT + BELOW,
-        (Path("band", "".join(band)), Path("gap", _breaks(columns, places, width, TOP + PLOT)), Path("dots", "".join(dots))),
+        (Path("band", "".join(band)), Path("gap", _breaks(columns, places, width, TOP + PLOT)), Path("dots", "".join(dots)), _frame(TOP + PLOT)),
         (), _across(columns, places, width), axis.marks(),
     )  # fmt: skip
 
@@ -149,7 +153,7 @@ def _flips(trace: Trace) -> Figure:
         f"{sum(one.own == one.margin for one in flipped)} on it",
         TOP + PLOT + BELOW,
         (Path("noise", "".join(f"M{across.at(one.margin):g} {up.at(one.noise):g}h0" for one in dots)), Path("line l1", line),
-         Path("dots", "".join(f"M{across.at(one.margin):g} {up.at(one.own):g}h0" for one in dots))),
+         Path("dots", "".join(f"M{across.at(one.margin):g} {up.at(one.own):g}h0" for one in dots)), _frame(TOP + PLOT)),
         tuple((across.at(one.margin), up.at(one.own)) for one in flipped), across.marks(), up.marks(),
     )  # fmt: skip
 
@@ -175,7 +179,7 @@ def _layers(trace: Trace) -> Figure:
         f"at most {most.ratios[worst]:.2g} times the noise, behind layer {worst}, {_named(most)}",
         bottom + BELOW,
         (*(Path(f"heat h{shade}", "".join(cells[shade])) for shade in sorted(cells)),
-         Path("gap", _breaks(columns, places, width, bottom)), Path("lane", f"M{LEFT} {TOP}V{bottom}H{LEFT + WIDTH}")),
+         Path("gap", _breaks(columns, places, width, bottom)), _frame(bottom)),
         (), _across(columns, places, width),
         tuple(Mark(bottom - each * (layer + 0.5), f"layer {layer}") for layer in range(0, layers, step)),
     )  # fmt: skip

@@ -73,13 +73,23 @@ def test_the_drawings_are_to_scale():
     high, low = position.up[-1].at, position.up[0].at
     assert (high, low) == (8, 128)  # the plot's edges
     # Token 3 is the largest change, and stands highest; its ring lies where its dot does.
-    dots = [tuple(map(float, dot)) for dot in re.findall(r"M([\d.]+) ([\d.]+)h0", position.paths[-1].d)]
+    dots = [tuple(map(float, dot)) for dot in re.findall(r"M([\d.]+) ([\d.]+)h0", position.paths[2].d)]
     assert min(dots, key=lambda dot: dot[1]) == dots[3]
     (ring,) = flips.rings
-    assert f"M{ring[0]:g} {ring[1]:g}h0" in flips.paths[-1].d
+    assert f"M{ring[0]:g} {ring[1]:g}h0" in flips.paths[2].d
     assert "1 of 24 tokens flip, 1 of them above the line, 0 on it" in flips.description
     assert [mark.text for mark in layers.up] == [f"layer {n}" for n in range(4)]
     assert "error is as large as the margin" in flips.caption and "third token" in flips.caption
+
+
+def test_every_path_is_styled():
+    """Without a rule of its own a path is filled with black."""
+    found = one(kept_tokens.unit(24, moved=100))
+    page = shown(found)[1]
+    kinds = {path.kind.split()[0] for figure in token_charts(found.traces[0]) for path in figure.paths}
+    assert kinds == {"band", "dots", "noise", "line", "gap", "edge", "heat"}
+    for kind in kinds:
+        assert re.search(rf"svg \.{kind}\b[^}}]*fill:", page), kind
 
 
 def test_shades_begin_where_it_is_told():
