@@ -240,6 +240,8 @@ class Chart(NamedTuple):
     """p99.9 over bands, one line a path, on a logarithmic scale."""
 
     rung: RungResult
+    name: str
+    """Of the verdict"""
     metric: str
     by: str
     """What the bands are of"""
@@ -247,10 +249,13 @@ class Chart(NamedTuple):
     height: int
     bands: tuple[tuple[float, str], ...]
     lines: tuple[tuple[str, tuple[Point, ...]], ...]
+    labels: tuple[Point, ...]
+    """The last point of each line, moved so that what stands beside it can be read"""
     description: str
 
 
 LEFT, STEP, TOP, PLOT = 70, 120, 14, 110
+LINE = 12
 LONG = "long_context"
 
 
@@ -283,5 +288,20 @@ def _chart(rung: RungResult, metric: str) -> Chart | None:
     by = "band of positions"
     if rung.rung == LONG:
         by = "attended position" if metric.startswith("context") else "decade of decode steps"
-    return Chart(rung, metric, by, LEFT + len(bands) * STEP + 120, TOP + PLOT + 34, tuple((place[b], b) for b in bands),
-                 tuple(lines), "; ".join(said))  # fmt: skip
+    name = rung.source.rpartition("/")[2].removesuffix(".json")
+    return Chart(rung, name, metric, by, LEFT + len(bands) * STEP + 120, TOP + PLOT + 34, tuple((place[b], b) for b in bands),
+                 tuple(lines), _apart([points[-1] for _, points in lines]), "; ".join(said))  # fmt: skip
+
+
+def _apart(points: list[Point]) -> tuple[Point, ...]:
+    """The points at least a line of text apart, in their order from above."""
+    order = sorted(range(len(points)), key=lambda at: points[at].y)
+    moved, floor, ceiling = {}, TOP, TOP + PLOT + LINE
+    for at in order:
+        moved[at] = max(points[at].y, floor)
+        floor = moved[at] + LINE
+    # What was pushed out of the drawing below goes back up, and takes along what it comes too close to.
+    for at in reversed(order):
+        moved[at] = min(moved[at], ceiling)
+        ceiling = moved[at] - LINE
+    return tuple(point._replace(y=round(moved[at], 1)) for at, point in enumerate(points))

@@ -127,7 +127,8 @@ def _position(trace: Trace) -> Figure:
         "|change of log-prob| of the token that follows against the oracle, by position; dots: candidate; grey: from the least "
         f"to the largest of the stock path and its repetitions; logarithmic, smaller ones at the edge{_thinned(trace)}.",
         said, TOP + PLOT + BELOW,
-        (Path("band", "".join(band)), Path("gap", _breaks(columns, places, width, TOP + PLOT)), Path("dots", "".join(dots)), _frame(TOP + PLOT)),
+        (Path("band", "".join(band)), Path("gap", _breaks(columns, places, width, TOP + PLOT)), Path("dots", "".join(dots)),
+         _frame(TOP + PLOT)),
         (), _across(columns, places, width), axis.marks(),
     )  # fmt: skip
 
