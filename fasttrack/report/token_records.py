@@ -21,8 +21,8 @@ from fasttrack_validation.records import Frozen, sha256
 
 COLUMNS, DOTS, GAP = 64, 150, 16
 _NO_TOKENS = ("op.jsonl.gz", "long.jsonl.gz")
-_MOST = 32 << 20
-"""Bytes of one unpacked file"""
+_MOST = 64 << 20
+"""Unpacked bytes of all records of a directory: some times what a ladder keeps, and no more than any machine holds"""
 _SMALLEST = 1e-12
 _WRONG = (UserError, ValueError, KeyError, IndexError, TypeError, AttributeError, OverflowError, ZeroDivisionError,
           RecursionError, MemoryError, zlib.error)  # fmt: skip
@@ -85,10 +85,29 @@ class Traced(Frozen):
 
 def traced(files: Mapping[str, bytes]) -> tuple[Traced, ...]:
     """One for each kept verdict of the numerics stage."""
-    return tuple(_traced(path, files) for path in sorted(files) if re.fullmatch(r"evidence/numerics/[^/]+\.json", path))
+    unpacked = _Unpacking(_MOST)
+    return tuple(
+        _traced(path, files, unpacked) for path in sorted(files) if re.fullmatch(r"evidence/numerics/[^/]+\.json", path)
+    )
 
 
-def _traced(source: str, files: Mapping[str, bytes]) -> Traced:
+class _Unpacking:
+    """Gzip files become text, as long as there is room: a few packed bytes may stand for more than a machine holds."""
+
+    def __init__(self, room: int) -> None:
+        self._room = room
+
+    def __call__(self, data: bytes) -> bytes:
+        """ValueError for a file that is cut off, or too large for what is left."""
+        unpacking = zlib.decompressobj(wbits=31)
+        text = unpacking.decompress(data, self._room) if self._room else b""
+        if not unpacking.eof:
+            raise ValueError("cut off, or too large")
+        self._room -= len(text)
+        return text
+
+
+def _traced(source: str, files: Mapping[str, bytes], unpacked: _Unpacking) -> Traced:
     named = _named(files[source])
     if not named:
         return Traced(source=source, records={}, fault=f"{source} names no records of tokens: nothing of them is drawn.")
@@ -101,11 +120,11 @@ def _traced(source: str, files: Mapping[str, bytes]) -> Traced:
             faults.append(f"{name} is not what the verdict names")
         else:
             try:
-                units[name] = tokens.parse(_unpacked(files[path]), name)
+                units[name] = tokens.parse(unpacked(files[path]), name)
                 table([units[name]])
             except _WRONG:
                 units.pop(name, None)
-                faults.append(f"{name} is damaged")
+                faults.append(f"{name} is damaged, or larger than records are")
     try:
         drawn, worst = tuple(_traces(units.values())), tuple(map(_shortened, changed.worst(units.values())))
     except _WRONG:
@@ -127,15 +146,6 @@ def _named(verdict: bytes) -> dict[str, str]:
                 if isinstance(digest, str) and name not in _NO_TOKENS and re.fullmatch(r"[\w.-]+\.jsonl\.gz", name)}  # fmt: skip
     except (ValueError, AttributeError, RecursionError):
         return {}
-
-
-def _unpacked(data: bytes) -> bytes:
-    """Of a gzip file. A few packed bytes may stand for more than a machine holds: what is larger is refused."""
-    unpacking = zlib.decompressobj(wbits=31)
-    text = unpacking.decompress(data, _MOST)
-    if not unpacking.eof:
-        raise ValueError("cut off, or too large")
-    return text
 
 
 def _traces(units: Sequence[tokens.UnitRecords]) -> Iterator[Trace]:
@@ -191,4 +201,4 @@ def _shortened(one: Worst) -> Worst:
 
 def _short(value: float) -> float:
     """Four digits, and finite: last bits of a logarithm are a processor's own, and pages are compared byte for byte."""
-    return float(f"{min(float(value), 1e30):.4g}") if value == value else 1e30
+    return float(f"{min(float(value), 1e30):.4g}") if not math.isnan(value) else 1e30

@@ -136,13 +136,17 @@ def test_what_is_damaged_is_told_and_the_others_are_drawn(data):
     """The verdict names these bytes: they are as they were kept, and no records."""
     files = kept([kept_tokens.unit()], {"other.jsonl.gz": hashlib.sha256(data).hexdigest()})
     (found,) = traced(files | {f"{SOURCE.removesuffix('.json')}/other.jsonl.gz": data})
-    assert "other.jsonl.gz is damaged: what follows is drawn without them" in found.fault
+    assert "other.jsonl.gz is damaged, or larger than records are: what follows is drawn without them" in found.fault
     assert len(found.traces) == 1 and list(found.records) == ["unit-0.jsonl.gz"]
 
 
 def test_records_that_unpack_to_more_than_a_machine_holds_are_damaged(monkeypatch):
-    monkeypatch.setattr(token_records, "_MOST", 1000)
-    assert "is damaged" in one().fault
+    unit = kept_tokens.unit()
+    size = len(gzip.decompress(kept_tokens.packed(unit)))
+    for room, drawn in ((1000, []), (size + 1000, ["unit-0.jsonl.gz"]), (2 * size + 1, ["unit-0.jsonl.gz", "unit-1.jsonl.gz"])):
+        monkeypatch.setattr(token_records, "_MOST", room)
+        found = one(unit, unit)
+        assert list(found.records) == drawn and ("larger than records are" in found.fault) == (len(drawn) < 2)
 
 
 def test_numbers_that_are_none_make_no_page_that_is_none():
