@@ -197,13 +197,15 @@ def _show(verdict: kept.StageVerdict, out: Path, options: Mapping[str, Any]) -> 
             f"note: {out} was recorded by another version of the ladder ({verdict.subject.harness[:12]}); "
             f"what follows is judged by this one ({rules[:12]})", file=sys.stderr,
         )  # fmt: skip
+    worst = kept.worst(out)
     if options["as_json"]:
         shown = {
-            "out": str(out), "digest": verdict.digest(), "judged_by": rules, "figures": [str(path) for path in drawn]
+            "out": str(out), "digest": verdict.digest(), "judged_by": rules, "figures": [str(path) for path in drawn],
+            "worst": [one.model_dump(mode="json") for one in worst],
         }  # fmt: skip
         print(json.dumps({**shown, "verdict": verdict.model_dump(mode="json")}))
     else:
-        validate_text.verdict(verdict, kept.worst(out), out, drawn)
+        validate_text.verdict(verdict, worst, out, drawn)
     raise typer.Exit(CODES[verdict.result])
 
 

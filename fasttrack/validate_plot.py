@@ -1,6 +1,6 @@
 """The numerics stage as drawings that read in black and white, from its records alone."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +10,9 @@ from fasttrack_validation.numerics.whole_model import long_rung, tokens, verdict
 from fasttrack_validation.numerics.whole_model.table import Table, table
 from fasttrack_validation.numerics.whole_model.tokens import CANDIDATE, ORACLE
 
+_FIXED = {"svg.hashsalt": "fasttrack"}
+"""Names inside a drawing are drawn by lot otherwise, and equal records give other bytes"""
+LINE = "error = margin: below it the two likeliest cannot swap"
 _SMALLEST = 1e-12
 """Where a logarithmic axis begins: errors of exactly nothing are drawn there"""
 
@@ -28,6 +31,7 @@ def draw(out: Path, to: Path) -> list[Path]:
     Raises UserError without matplotlib.
     """
     try:
+        from matplotlib import rc_context
         from matplotlib.figure import Figure
     except ImportError as error:
         raise UserError("drawing needs matplotlib, which is not installed", "pip install 'fasttrack[plot]'") from error
@@ -39,22 +43,22 @@ def draw(out: Path, to: Path) -> list[Path]:
         records = tokens.read(file)
         groups.setdefault((records.header.rung, records.header.tp), []).append(records)
     drawn = []
-    for (rung, tp), units in groups.items():
-        of = table(units)
-        for name, fill in (("position", _position), ("flips", _flips), ("layers", _layers)):
-            figure = Figure(figsize=(9, 4.5), layout="constrained")
-            fill(figure, of)
-            figure.suptitle(f"{rung}, TP {tp}: {len(of.tokens)} tokens", fontsize=11)
-            drawn.append(to / f"{rung}-tp{tp}-{name}.svg")
-            figure.savefig(drawn[-1], metadata={"Date": None})
-    if long.exists():
-        points = verdict.long_points(out)
+
+    def kept(name: str, title: str, fill: Callable, *what) -> None:
+        figure = Figure(figsize=(9, 4.5), layout="constrained")
+        fill(figure, *what)
+        figure.suptitle(title, fontsize=11)
+        drawn.append(to / name)
+        figure.savefig(drawn[-1], metadata={"Date": None})
+
+    with rc_context(_FIXED):
+        for (rung, tp), units in groups.items():
+            of = table(units)
+            for name, fill in (("position", _position), ("flips", _flips), ("layers", _layers)):
+                kept(f"{rung}-tp{tp}-{name}.svg", f"{rung}, TP {tp}: {len(of.tokens)} tokens", fill, of)
+        points = verdict.long_points(out) if long.exists() else []
         for what in dict.fromkeys(point.what for point in points):
-            figure = Figure(figsize=(9, 4.5), layout="constrained")
-            _long(figure, [point for point in points if point.what == what])
-            figure.suptitle(f"long rung: {what}", fontsize=11)
-            drawn.append(to / f"long-{what.replace(' ', '-')}.svg")
-            figure.savefig(drawn[-1], metadata={"Date": None})
+            kept(f"long-{what.replace(' ', '-')}.svg", f"long rung: {what}", _long, [point for point in points if point.what == what])
     return drawn
 
 
@@ -77,14 +81,26 @@ def _long(figure, points: Sequence[long_rung.Point]) -> None:
     axis.legend(frameon=False, fontsize=8)
 
 
+def runs(positions: np.ndarray) -> list[np.ndarray]:
+    """Positions that follow one another without a gap, together."""
+    own = np.unique(positions)
+    return np.split(own, np.flatnonzero(np.diff(own) > 1) + 1)
+
+
 def _position(figure, of: Table) -> None:
-    """Change of the log-prob against position, with the band of the noise."""
+    """Change of the log-prob against position, with the band of the noise where there are tokens, and nowhere else."""
     axis = figure.subplots()
-    order = np.argsort(of.position, kind="stable")
-    at = of.position[order]
-    noise = np.stack([of.change(path)[order] for path in of.noise]).clip(_SMALLEST)
-    axis.fill_between(at, noise.min(0), noise.max(0), color="0.8", label="stock path and its repetitions")
-    axis.plot(at, of.change(CANDIDATE)[order].clip(_SMALLEST), "k.", markersize=4, label="candidate")
+    noise = np.stack([of.change(path) for path in of.noise]).clip(_SMALLEST)
+    at, low, high = [], [], []
+    for run in runs(of.position):
+        columns = [noise[:, of.position == position] for position in run]
+        least, largest = ([edge(column) for column in columns] for edge in (np.min, np.max))
+        # Half a position on either side, so that one alone is seen; nothing behind it, so that no gap is bridged.
+        at += [run[0] - 0.5, *run, run[-1] + 0.5, np.nan]
+        low += [least[0], *least, least[-1], np.nan]
+        high += [largest[0], *largest, largest[-1], np.nan]
+    axis.fill_between(at, low, high, color="0.8", label="stock path and its repetitions")
+    axis.plot(of.position, of.change(CANDIDATE).clip(_SMALLEST), "k.", markersize=4, label="candidate")
     axis.set_yscale("log")
     axis.set_xlabel("position")
     axis.set_ylabel("|change of log-prob| against the oracle")
@@ -92,7 +108,11 @@ def _position(figure, of: Table) -> None:
 
 
 def _flips(figure, of: Table) -> None:
-    """How far the difference of the two likeliest logits moves, against the oracle's margin: above the line it flips."""
+    """How far the difference of the two likeliest logits moves, against the oracle's margin, which is that difference.
+
+    On the line the one is as large as the other. The two swap places only above it, and there only where the error narrows
+    the margin; on it their logits have become equal in bfloat16. A flip below the line is a third token's.
+    """
     axis = figure.subplots()
     margin = of.margin.clip(_SMALLEST)
     for path in of.noise:
@@ -103,7 +123,7 @@ def _flips(figure, of: Table) -> None:
         margin[flipped], of.margin_error[CANDIDATE][flipped].clip(_SMALLEST), "ko", fillstyle="none", label="flips"
     )
     ends = [margin.min(), margin.max()]
-    axis.plot(ends, ends, "k--", linewidth=0.8, label="error = margin")
+    axis.plot(ends, ends, "k--", linewidth=0.8, label=LINE)
     axis.set_xscale("log")
     axis.set_yscale("log")
     axis.set_xlabel("the oracle's margin (logit)")

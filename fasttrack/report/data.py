@@ -14,6 +14,7 @@ from .kernels import Kernel
 from .layers import Layer
 from .model_level import ExamResult, RungResult, ServersResult
 from .prose import Prose
+from .token_records import Traced
 
 
 class Prediction(Frozen):
@@ -178,6 +179,7 @@ class ReportData(Frozen):
     standings: tuple[Standing, ...] = ()
     sat: tuple[ExamResult, ...] = Field(default=(), description="exams with their results")
     rungs: tuple[RungResult, ...] = Field(default=(), description="of the numerics ladder, with their results")
+    traced: tuple[Traced, ...] = Field(default=(), description="token by token, from the records beside each kept verdict")
     servers: tuple[ServersResult, ...] = Field(default=(), description="compared token by token on hardware of others")
     not_run: tuple[tuple[str, str], ...] = Field(default=(), description="(what, why) of other stages that did not run")
 
@@ -202,6 +204,8 @@ class ReportData(Frozen):
             digests[f"{one.source} {getattr(one, 'exam', '')}{getattr(one, 'rung', '')}{getattr(one, 'tp', '')}"] = sha256(
                 one.canonical_json().encode()
             )
+        for one in self.traced:
+            digests |= {f"{one.source} {name}": digest for name, digest in one.records.items()}
         return sha256(canonical_json(digests).encode())
 
     @property

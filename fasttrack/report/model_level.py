@@ -237,29 +237,40 @@ class Point(NamedTuple):
 
 
 class Chart(NamedTuple):
-    """p99.9 over bands of positions, one line a path, on a logarithmic scale."""
+    """p99.9 over bands, one line a path, on a logarithmic scale."""
 
     rung: RungResult
+    name: str
+    """Of the verdict"""
     metric: str
+    by: str
+    """What the bands are of"""
     width: int
     height: int
     bands: tuple[tuple[float, str], ...]
     lines: tuple[tuple[str, tuple[Point, ...]], ...]
+    labels: tuple[Point, ...]
+    """The last point of each line, moved so that what stands beside it can be read"""
     description: str
 
 
 LEFT, STEP, TOP, PLOT = 70, 120, 14, 110
+LINE = 12
+LONG = "long_context"
 
 
 def charts(rungs: tuple[RungResult, ...]) -> tuple[Chart, ...]:
-    """One chart for each rung whose first metric has more than one band."""
-    return tuple(made for rung in rungs if (made := _chart(rung)) is not None)
+    """One chart for each rung whose first metric has more than one band; of the long rung, whose metrics are different
+    things, one for each."""
+    return tuple(made for rung in rungs for metric in _drawn(rung) if (made := _chart(rung, metric)) is not None)
 
 
-def _chart(rung: RungResult) -> Chart | None:
-    if not rung.spreads:
-        return None
-    metric = rung.spreads[0].metric
+def _drawn(rung: RungResult) -> list[str]:
+    metrics = list(dict.fromkeys(one.metric for one in rung.spreads))
+    return metrics if rung.rung == LONG else metrics[:1]
+
+
+def _chart(rung: RungResult, metric: str) -> Chart | None:
     held = [one for one in rung.spreads if one.metric == metric and one.p999 > 0]
     bands = list(dict.fromkeys(one.band for one in held))
     if len(bands) < 2:
@@ -274,5 +285,23 @@ def _chart(rung: RungResult) -> Chart | None:
         )  # fmt: skip
         lines.append((path, points))
         said.append(f"{path}: " + ", ".join(f"{one.band} {one.p999:.1e}" for one in held if one.path == path))
-    return Chart(rung, metric, LEFT + len(bands) * STEP + 120, TOP + PLOT + 34, tuple((place[b], b) for b in bands),
-                 tuple(lines), "; ".join(said))  # fmt: skip
+    by = "band of positions"
+    if rung.rung == LONG:
+        by = "attended position" if metric.startswith("context") else "decade of decode steps"
+    name = rung.source.rpartition("/")[2].removesuffix(".json")
+    return Chart(rung, name, metric, by, LEFT + len(bands) * STEP + 120, TOP + PLOT + 34, tuple((place[b], b) for b in bands),
+                 tuple(lines), _apart([points[-1] for _, points in lines]), "; ".join(said))  # fmt: skip
+
+
+def _apart(points: list[Point]) -> tuple[Point, ...]:
+    """The points at least a line of text apart, in their order from above."""
+    order = sorted(range(len(points)), key=lambda at: points[at].y)
+    moved, floor, ceiling = {}, TOP, TOP + PLOT + LINE
+    for at in order:
+        moved[at] = max(points[at].y, floor)
+        floor = moved[at] + LINE
+    # What was pushed out of the drawing below goes back up, and takes along what it comes too close to.
+    for at in reversed(order):
+        moved[at] = min(moved[at], ceiling)
+        ceiling = moved[at] - LINE
+    return tuple(point._replace(y=round(moved[at], 1)) for at, point in enumerate(points))

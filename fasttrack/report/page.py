@@ -13,7 +13,7 @@ from fasttrack_validation.judge.verdict import KernelAudit, Status
 
 from .. import evidence
 from ..confinement.check import ChangedFile
-from . import exchange, layers, model_level
+from . import exchange, layers, model_level, token_records
 from .data import Attempt, Grid, Maintenance, OpReport, Place, ReportData, Risk, Standing
 from .kernels import kernels
 from .record import DESIGN, DesignRecord, read
@@ -75,6 +75,7 @@ def report_data(files: Mapping[str, bytes], manifest: Any, record: DesignRecord 
         places=places,
         sat=model_level.exam_results(files),
         rungs=model_level.rung_results(files),
+        traced=token_records.traced(files),
         servers=model_level.servers_results(files),
         standings=tuple(_standing(op, files) for op in manifest.ops if op not in told),
         not_run=record.not_run,

@@ -17,6 +17,7 @@ from .drawing import BOX, draw
 from .exchange import findings
 from .headline import asked, extremes, whole
 from .model_level import charts
+from .token_charts import token_charts
 
 _MARKDOWN = re.compile(r"([\\`*_\[\]|~]|^[#+-])")
 _LIST_NUMBER = re.compile(r"^(\d+)([.)])(?=\s|$)")
@@ -89,6 +90,11 @@ def error(value: float) -> str:
 def ratio(candidate: float, plain: float) -> str:
     """Candidate over plain path; a quotient by zero is never printed."""
     return f"{candidate / plain:.2f}" if plain else "both exact" if not candidate else "plain path exact"
+
+
+def literal(text: str) -> str:
+    """Text as a literal of Python, so that spaces and ends of lines are seen."""
+    return repr(str(text))
 
 
 def count(value: int) -> str:
@@ -175,12 +181,13 @@ def environment() -> jinja2.Environment:
         autoescape=lambda name: bool(name) and name.endswith(".html.j2"), finalize=_finalize,
     )  # fmt: skip
     made.filters |= {"md": markdown, "code": code, "link": link, "us": microseconds, "time": time, "spread": spread,
-                     "error": error, "count": count, "paragraphs": paragraphs, "shortened": shortened, "own_words": own_words}  # fmt: skip
+                     "error": error, "count": count, "paragraphs": paragraphs, "shortened": shortened, "own_words": own_words,
+                     "literal": literal}  # fmt: skip
     made.globals |= {"draw": draw, "ratio": ratio, "cell_lines": cell_lines, "BOX": BOX, "BAR": BAR, "drawn": timelines,
                      "envelope_map": envelope_map, "worst": worst, "merged": merged,
                      "by_mechanism": by_mechanism, "over_positions": charts, "source_link": source_link,
                      "asked": asked, "extremes": extremes, "whole": whole, "findings": findings,
-                     "by_reason": by_reason}  # fmt: skip
+                     "by_reason": by_reason, "token_charts": token_charts}  # fmt: skip
     return made
 
 

@@ -228,4 +228,10 @@ def test_drawn_weights_are_named_by_their_layers(home, capsys):
     kept = home / "h200-layers"
     shutil.copytree(ROOT / "models/kimi_k3/evidence/numerics/h200-layers", kept)
     assert validate("--recompute", "--out", str(kept)) == 0
-    assert "layers 0, 1, 3 with drawn weights" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "layers 0, 1, 3 with drawn weights" in shown
+    # The same tokens in both forms.
+    assert validate("--recompute", "--out", str(kept), "--json") == 0
+    worst = json.loads(capsys.readouterr().out)["worst"]
+    assert len(worst) == 5 and worst[0]["context"] == "times 776408 9\n8*"
+    assert all(f"{one['change']:.3g}" in shown and repr(one["context"])[1:-1] in shown for one in worst)

@@ -7,6 +7,7 @@ from fasttrack import evidence
 from fasttrack.confinement.check import ChangedFile
 from fasttrack.report import data as d
 from fasttrack.report.model_level import servers_results
+from fasttrack.report.token_records import traced
 from fasttrack_validation.claims.cells import Measured, Modelled, NotMeasured
 from fasttrack_validation.judge.pack import BufferArgument, KernelPack, KernelVariant, Launch, Role
 from fasttrack_validation.judge.verdict import (
@@ -19,6 +20,7 @@ from fasttrack_validation.judge.verdict import (
     WorkloadResult,
 )
 from fasttrack_validation.tensors import DType
+from kept_tokens import kept, unit
 
 NO_GPU = "no GPU on this machine"
 KIT = "evidence/kits/gb300-25539c8aaaaa/numerics/verdict.json"
@@ -259,6 +261,7 @@ def make(message: str = "", measured_cells: bool = False) -> d.ReportData:
         ),
         decisions=(d.Decision(question="Is the state worth a layout of its own?", source=source),),
         servers=servers_results({KIT: json.dumps(servers(message)).encode()}) if measured_cells else (),
+        traced=traced(kept([unit(message=message, moved=1000)], {"lost.jsonl.gz": "0" * 64})) if measured_cells else (),
     )
 
 

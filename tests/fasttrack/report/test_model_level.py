@@ -55,6 +55,18 @@ def test_the_chart_is_logarithmic():
     assert charts(()) == ()
 
 
+def test_words_beside_lines_that_end_together_can_all_be_read():
+    paths = ["candidate", "stock", "again-1", "again-2", "again-3"]
+    for last in (1e-3, 1e-2):
+        rung = RUNGS["rungs"][0] | {"spreads": [
+            spread(path, band, p999) for path in paths for band, p999 in (("0-1k", 1e-2 + 1e-3 - last), ("1k-8k", last))]}  # fmt: skip
+        (chart,) = charts(rung_results({"evidence/numerics/a.json": json.dumps({"rungs": [rung]}).encode()}))
+        heights = sorted(label.y for label in chart.labels)
+        assert all(lower - upper >= 12 for upper, lower in zip(heights, heights[1:], strict=False))
+        assert 14 <= heights[0] and heights[-1] <= 14 + 110 + 12
+        assert [label.value for label in chart.labels] == [last] * 5
+
+
 def test_flips_and_the_first_thing_that_is_not_right_are_told():
     flips = {"tokens": 104, "flips": {"candidate": 3, "stock": 2, "again-1": 4}, "ties": 2, "bugs": 1, "margin_limit": 5.0}
     first = {"unit": "teacher_forced-tp8-stream", "layer": 4, "position": 57, "request": 0, "pool": "recurrent_state"}

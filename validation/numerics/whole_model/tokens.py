@@ -4,7 +4,7 @@ import base64
 import gzip
 import json
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -99,20 +99,28 @@ class UnitRecords(Frozen):
 def read(file: Path) -> UnitRecords:
     """The records of a unit: JSON lines, compressed or not. A line that a stop cut off is left out."""
     try:
-        lines = list(_lines(file))
+        data = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise _damaged(str(file), error) from error
+    return parse(data, str(file))
+
+
+def parse(data: bytes, name: str) -> UnitRecords:
+    """The records of a unit from its lines; `name` is what an error calls them."""
+    try:
+        whole, _, _ = data.rpartition(b"\n")
+        lines = whole.decode("utf-8").splitlines()
         header = Header.model_validate_json(lines[0])
         parsed = [json.loads(line) for line in lines[1:]]
         steps = tuple(Step.model_validate(item) for item in parsed if "action" in item)
         ends = [End.model_validate(item) for item in parsed if "states" in item]
-    except (IndexError, ValueError, ValidationError, EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise UserError(f"{file}: {str(error).splitlines()[0]}", "remove the file, and run the unit again") from error
+    except (IndexError, ValueError, ValidationError) as error:
+        raise _damaged(name, error) from error
     return UnitRecords(header=header, steps=steps, end=ends[0] if ends else None)
 
 
-def _lines(file: Path) -> Iterator[str]:
-    data = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
-    whole, _, _ = data.rpartition(b"\n")
-    return iter(whole.decode("utf-8").splitlines())
+def _damaged(name: str, error: Exception) -> UserError:
+    return UserError(f"{name}: {str(error).splitlines()[0]}", "remove the file, and run the unit again")
 
 
 def compress(source: Path, target: Path) -> None:

@@ -12,12 +12,12 @@ from pydantic import ValidationError
 
 from ...errors import UserError
 from ...records import Frozen, canonical_json, digest_files, sha256
-from . import complete, findings, long_rung, op_rung, table, tokens
+from . import changed, complete, findings, long_rung, op_rung, tokens
+from .changed import Worst
 from .checks import Result, RungVerdict
 from .lines import replace_file
 from .plan import Settings, Work, works
 from .scenario import RungName
-from .tokens import CANDIDATE, ORACLE
 
 MANIFEST, VERDICT = "run.json", "verdict.json"
 WRITTEN = (MANIFEST, VERDICT, "faults.json", "*.jsonl", "*.jsonl.gz", "*.states", "*.new", "*.svg")
@@ -131,50 +131,9 @@ def _damaged(file: Path, why: str) -> UserError:
     return UserError(f"{file} is damaged: {why}", "remove the file; the same command runs that rung again")
 
 
-class Worst(Frozen):
-    """A token with what stood before it."""
-
-    rung: str
-    unit: str
-    position: int
-    change: float
-    """Of the log-prob of the token that follows, candidate against oracle"""
-    noise: float
-    """The largest of the same of the stock path and its repetitions"""
-    margin: float
-    context: str
-    follows: str
-    oracle: str
-    candidate: str
-
-
 def worst(out: Path, count: int = 5) -> list[Worst]:
-    """The tokens whose log-prob the candidate changes most, beside what the noise does there."""
-    from ...contracts.kimi_k3.nano.tokenizer import SYMBOLS
-
-    found = []
-    for file in tokens.units(out):
-        if file.name in (OP, LONG):
-            continue
-        records = tokens.read(file)
-        of = table.table([records])
-        before: dict[int, list[int]] = {}
-        contexts = []
-        for token in of.tokens:
-            line = before.setdefault(token.request, [])
-            line.append(token.token)
-            contexts.append(tuple(line[-12:]))
-        change = of.change(CANDIDATE)
-        for row in change.argsort()[::-1][:count]:
-            symbol = lambda number: SYMBOLS[number] if number < len(SYMBOLS) else f"<{number}>"  # noqa: E731
-            found.append(Worst(
-                rung=records.header.rung, unit=records.header.unit, position=of.tokens[row].position,
-                change=float(min(change[row], 1e30)), noise=float(max(of.change(path)[row] for path in of.noise)),
-                margin=float(of.margin[row]), context="".join(map(symbol, contexts[row])),
-                follows=symbol(of.tokens[row].target), oracle=symbol(of.top[ORACLE][row]),
-                candidate=symbol(of.top[CANDIDATE][row]),
-            ))  # fmt: skip
-    return sorted(found, key=lambda one: -one.change)[:count]
+    """The tokens whose log-prob the candidate changes most, of all units that lie in `out`."""
+    return changed.worst((tokens.read(file) for file in tokens.units(out) if file.name not in (OP, LONG)), count)
 
 
 _RUNS_OR_JUDGES = ("numerics", "contracts", "judge/interpreter", "judge/recorder", "tensors.py", "records.py", "durable.py")
