@@ -8,9 +8,11 @@ from pydantic import Field
 from fasttrack_validation.errors import UserError
 from fasttrack_validation.generation.asked import ScoredBy
 from fasttrack_validation.generation.paths import Card
-from fasttrack_validation.records import Frozen
+from fasttrack_validation.records import Frozen, canonical_json, sha256
 
 from ..git import Repository
+
+_NOT_COMPUTING = {"commit": True, "model": True, "path": {"context"}}
 
 
 class Build(Frozen):
@@ -18,14 +20,16 @@ class Build(Frozen):
 
     package: str = Field(description="version of fasttrack")
     commit: str | None = Field(description="of the checkout that serves")
-    model: str
+    model: str = Field(description="the name that it is served by")
     prompt_scores: ScoredBy = Field(description="what computes the log-probabilities of prompts, unless a request says")
     path: Card
 
     @property
     def fingerprint(self) -> str:
-        """`system_fingerprint`: the same for servers that are the same build of the same model."""
-        return f"fp_{self.digest()[:20]}"
+        """`system_fingerprint`: the same for servers that compute the same, whatever they are called and how long prompts
+        may be. Sources are named by their digest alone: a commit may change nothing that computes."""
+        computes = self.model_dump(mode="json", exclude=_NOT_COMPUTING)
+        return f"fp_{sha256(canonical_json(computes).encode())[:20]}"
 
 
 def build(model: str, card: Card, prompt_scores: ScoredBy) -> Build:

@@ -15,6 +15,7 @@ from torch import Tensor
 from ..errors import UserError
 from ..numerics.whole_model import cards
 from ..numerics.whole_model.simulated_ranks import Group
+from ..numerics.whole_model.verdict import directory_digest
 from ..performance.directory import load
 from ..records import digest_files
 from .paths import Backend, Setup
@@ -40,12 +41,11 @@ class Specialised:
             raise UserError(what, "serve --backend plain") from error
         self._calls = Counter(call.op for call in calls)
         self.launches: Counter[str] = Counter()
-        files = {path.relative_to(setup.directory).as_posix(): path.read_bytes() for path in _sources(setup.directory)}
         interpreted = ", interpreted" if setup.device == "cpu" else ""
         self.card = self.plain.card.model_copy(
             update={
                 "backend": Backend.LATENCY_SPECIALIZED, "decode": f"{setup.directory.name}'s kernels{interpreted}",
-                "sources": digest_files({**files, "validation": self.plain.card.sources.encode()}),
+                "sources": _sources(setup.directory, self.plain.card.sources),
                 "libraries": {**self.plain.card.libraries, "triton": _triton()},
             }
         )  # fmt: skip
@@ -79,8 +79,9 @@ def _on_card(plain: Any, factory: ModuleType, directory: Any, card: cards.Card) 
     return (lambda row: group.step(plan, **row).logits), calls
 
 
-def _sources(directory: FilePath) -> list[FilePath]:
-    return sorted(path for path in directory.rglob("*.py") if "__pycache__" not in path.parts)
+def _sources(directory: FilePath, validation: str) -> str:
+    """Of kernels, host code and the tables that choose between them, and of ours."""
+    return digest_files({"directory": directory_digest(directory).encode(), "validation": validation.encode()})
 
 
 def _triton() -> str:

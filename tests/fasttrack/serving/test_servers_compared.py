@@ -11,6 +11,7 @@ from long_tests import long
 
 from fasttrack import cli
 from fasttrack_validation.durable import held
+from fasttrack_validation.contracts.kimi_k3.nano.served import CHECKPOINT
 from fasttrack_validation.contracts.kimi_k3.nano.tokenizer import BOS, encode
 from fasttrack_validation.numerics.servers.journal import kept
 
@@ -34,23 +35,25 @@ def replaced(tree, file, old, new):
     return tree
 
 
+def gates_exchanged(place):
+    """Another build, in which two heads have each other's output gate."""
+    gate = 'step.projected["g"].sigmoid().unflatten(1, (self.shard.heads, -1))'
+    exchanged = gate + "[:, [1, 0, *range(2, self.shard.heads)]]"
+    return replaced(build(place), "contracts/kimi_k3/kda_decode/oracle.py", gate, exchanged)
+
+
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory):
     """Stock; the same arithmetic in another build; a fault in another build; the oracle; ranks as a control."""
     place = tmp_path_factory.mktemp("builds")
     weights = served.checkpoint(place / "checkpoint")
     twin = replaced(build(place / "twin"), "generation/engine.py", "PART = 256", "PART = 256  # unchanged")
-    # The output gates of two heads exchanged.
-    gate = 'step.projected["g"].sigmoid().unflatten(1, (self.shard.heads, -1))'
-    wrong = replaced(
-        build(place / "wrong"), "contracts/kimi_k3/kda_decode/oracle.py", gate,
-        gate + "[:, [1, 0, *range(2, self.shard.heads)]]",
-    )  # fmt: skip
+    wrong = gates_exchanged(place / "wrong")
     common = ("--checkpoint", str(weights), "--context", "256", "--sessions", "4")
     with served.serving(*common) as stock, served.serving(*common, tree=twin) as twin:
         with served.serving(*common, tree=wrong) as wrong, served.serving(*common, "--backend", "oracle") as oracle:
             with served.serving(*common, "--tp", "2") as ranks:
-                yield {"stock": stock, "twin": twin, "wrong": wrong, "oracle": oracle, "ranks": ranks}
+                yield {"stock": stock, "twin": twin, "wrong": wrong, "oracle": oracle, "ranks": ranks, "weights": weights}
 
 
 @pytest.fixture
@@ -79,7 +82,7 @@ COUNT = sum(len(encode(text)) for text in PROMPTS.values())
 
 
 def test_identical_arithmetic_passes_a_fault_is_seen_and_one_build_is_refused(servers, run):
-    urls = {name: one.url for name, one in servers.items()}
+    urls = {name: one.url for name, one in servers.items() if name != "weights"}
     code, said, file = run(urls["stock"], urls["twin"])
     assert (code, said["result"], said["tokens"], said["deterministic"]) == (0, "pass", COUNT, True)
     assert {s["maximum"] for s in said["spreads"]} == {0.0}
@@ -98,8 +101,37 @@ def test_identical_arithmetic_passes_a_fault_is_seen_and_one_build_is_refused(se
     assert (code, said["reason"]) == (2, "dtype")
 
 
+def test_other_ranks_as_a_control_let_honest_ranks_pass_and_a_fault_fail(run, tmp_path):
+    """The stock server repeats itself: the control alone shows noise."""
+    common = ("--checkpoint", str(CHECKPOINT), "--context", "256", "--sessions", "4")
+    with served.serving(*common) as stock, served.serving(*common, "--tp", "4") as control:
+        with served.serving(*common, "--tp", "2") as ranks:
+            code, said, _ = run(stock.url, ranks.url, "--control-url", control.url)
+            assert (code, said["result"], said["deterministic"]) == (0, "pass", False), said["text"]
+            differs = {s["path"]: s["median"] for s in said["spreads"] if s["metric"] == "log_prob"}
+            assert differs["again-1"] == differs["again-2"] == 0 < min(differs["candidate"], differs["control-1"])
+            code, said, _ = run(stock.url, ranks.url, out="alone")
+            assert (code, said["result"]) == (3, "inconclusive")
+        with served.serving(*common, tree=gates_exchanged(tmp_path / "tree")) as wrong:
+            code, said, _ = run(stock.url, wrong.url, "--control-url", control.url, out="wrong")
+            assert (code, said.get("result")) == (1, "fail"), said
+
+
+def test_a_build_is_the_same_one_whatever_does_not_compute(servers, run, tmp_path):
+    """Started with another context, or from a tree without a commit in which only what compares has changed."""
+    tree = replaced(build(tmp_path / "tree"), "numerics/servers/compare.py", "WORST = 10", "WORST = 11")
+    weights = ("--checkpoint", str(servers["weights"]), "--sessions", "2")
+    with served.serving(*weights, "--context", "200", tree=tree) as other:
+        assert other.build["commit"] is None and other.build["path"]["context"] == 200
+        assert other.fingerprint == servers["stock"].fingerprint
+        code, said, _ = run(servers["stock"].url, other.url)
+    assert (code, said["reason"]) == (2, "same_build")
+    known = {servers[name].fingerprint for name in ("stock", "twin", "wrong", "oracle", "ranks")}
+    assert len(known) == 5
+
+
 def test_two_do_not_compare_into_one_directory_and_fresh_begins_anew(servers, run, tmp_path):
-    urls = {name: one.url for name, one in servers.items()}
+    urls = {name: servers[name].url for name in ("stock", "twin")}
     code, said, file = run(urls["stock"], urls["twin"])
     before = file.read_bytes()
     with held(tmp_path / "out"):

@@ -106,6 +106,42 @@ def test_without_noise_identical_answers_pass_and_others_are_not_decided():
     assert other.result is Result.INCONCLUSIVE and "--oracle-url or --control-url" in other.text
 
 
+@pytest.mark.parametrize("again", [same, fixed])
+def test_a_stock_server_that_repeats_itself_takes_nothing_from_what_a_control_shows(again):
+    """The arms that ask it again are noise of nothing: pooled with the control's, their median is zero."""
+
+    def around(change, size):
+        return lambda exact, random: change(exact, random) + random.normal(0, size, exact.shape)
+
+    stock = {"stock": again, "again-1": again, "again-2": again, "control-1": around(again, 2e-3)}
+    for seed in range(4):
+        fine = judged(made(stock | {"candidate": around(again, 2e-3)}, seed=seed))
+        assert fine.result is Result.PASS and not fine.deterministic, fine.text
+    assert all(check.noise > 0 for check in fine.checks if "median" in check.name)
+    twice = judged(made(stock | {"candidate": around(again, 4e-3)}))
+    assert twice.result is Result.FAIL and "the median error is" in twice.text
+    far = judged(made(stock | {"candidate": around(again, 0.1)}))
+    assert far.result is Result.FAIL and far.flips.bugs
+    # A second arm of little noise is not pooled with the first either.
+    few = stock | {"again-2": around(again, 1e-6)}
+    assert judged(made(few | {"candidate": around(again, 2e-3)})).result is Result.PASS
+    assert judged(made(few | {"candidate": around(again, 4e-3)})).result is Result.FAIL
+
+
+def test_one_far_token_does_not_pass_where_one_control_is_all_the_noise():
+    def far_once(exact, random):
+        exact = noisy(2e-3)(exact, random)
+        exact[777, 0] += 0.2
+        return exact
+
+    stock = {"stock": same, "again-1": same, "control-1": noisy(2e-3)}
+    one = judged(made(stock | {"candidate": far_once}))
+    assert one.result is Result.INCONCLUSIVE and "name another --control-url" in one.text
+    assert {check.where.position for check in one.checks if check.where} == {778}
+    two = judged(made(stock | {"control-2": noisy(2e-3), "candidate": far_once}))
+    assert two.result is Result.FAIL
+
+
 def test_an_oracle_decides_medians_even_where_the_stock_server_repeats_itself():
     arms = {"oracle": same, "stock": fixed, "again-1": fixed, "again-2": fixed}
     assert judged(made(arms | {"candidate": noisy(0.05)})).result is Result.FAIL
