@@ -1,10 +1,11 @@
 """What a verdict of the ladder is about: it is the same as long as the model directory computes the same."""
 
 import shutil
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
-from fasttrack_validation.numerics.whole_model.verdict import directory_digest
+from fasttrack_validation.numerics.whole_model.verdict import directory_digest, harness_digest
 
 TABLE = "dispatch/experts.toml"
 ENTRY = """[[entry]]
@@ -76,3 +77,39 @@ def test_what_computes_otherwise_changes_it(model, other):
 def test_it_does_not_depend_on_where_the_directory_lies(model, tmp_path_factory):
     moved = shutil.copytree(model, tmp_path_factory.mktemp("other") / "kimi")
     assert directory_digest(moved) == directory_digest(model)
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("package") / "validation"
+    return Path(shutil.copytree(files("fasttrack_validation"), root, ignore=shutil.ignore_patterns("__pycache__", "*.safetensors")))
+
+
+@pytest.mark.parametrize(
+    ("file", "judges"),
+    [
+        ("numerics/whole_model/findings.py", True),
+        ("numerics/calibrate.py", True),
+        ("contracts/kimi_k3/routing/maths.py", True),
+        ("contracts/kimi_k3/mla_core/contract.py", True),
+        ("contracts/kimi_k3/op.py", True),
+        ("contracts/kimi_k3/architecture.py", True),
+        ("contracts/kimi_k3/weights/mxfp4.py", True),
+        ("contracts/kimi_k3/nano/tokenizer.py", True),
+        ("judge/interpreter/arithmetic.py", True),
+        ("tensors.py", True),
+        ("numerics/servers/compare.py", False),
+        ("contracts/kimi_k3/compared_shard.py", False),
+        ("contracts/kimi_k3/stock/mla.py", False),
+        ("performance/runner.py", False),
+        ("judge/judge.py", False),
+    ],
+)
+def test_the_digest_of_the_ladder_is_over_what_runs_or_judges(package, file, judges):
+    before, text = harness_digest(package), (package / file).read_text()
+    assert before == harness_digest()
+    try:
+        (package / file).write_text(text + "\n# other\n")
+        assert (harness_digest(package) != before) is judges
+    finally:
+        (package / file).write_text(text)
