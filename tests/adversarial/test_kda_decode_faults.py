@@ -91,11 +91,11 @@ FAULTS = {
     ),
     "depends on its neighbour": (
         [("qk = _dot(q, k)\n    core =",
-          "other = tl.load(projected + ((row + 1) % tl.num_programs(0)) * projected_stride * 8).to(tl.float32)\n"
-          # At most four ulps of beta, however large the neighbour's values, and none where a padded neighbour holds NaN:
-          # too little for an error against the oracle.
+          "other = tl.load(projected + ((row + 1) % tl.num_programs(0)) * projected_stride * 8 + tl.arange(0, D)).to(tl.float32)\n"
+          # At most four ulps of a decay, however large the neighbour's values, and none where a padded neighbour holds NaN: too
+          # little for an error against the oracle. Of all of a head's decays, since one of six stays as it was with another value.
           "    known = (tl.num_programs(0) > 1) & (tl.abs(other) < 1e30)\n"
-          "    beta *= tl.where(known, 1.0 + 2.0 ** -21 * other / (1.0 + tl.abs(other)), 1.0)\n"
+          "    decay *= tl.where(known, 1.0 + 2.0 ** -21 * other / (1.0 + tl.abs(other)), 1.0)\n"
           "    qk = _dot(q, k)\n    core =")],
         "neighbour.dependence", ("changed other rows",),
     ),
