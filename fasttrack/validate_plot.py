@@ -53,8 +53,8 @@ def draw(out: Path, to: Path) -> list[Path]:
 
     with rc_context(_FIXED):
         for (rung, tp), units in groups.items():
-            of = table(units)
-            for name, fill in (("position", _position), ("flips", _flips), ("layers", _layers)):
+            of = table(units).own
+            for name, fill in (("position", _position), ("flips", _flips), ("layers", _layers)) if of.tokens else ():
                 kept(f"{rung}-tp{tp}-{name}.svg", f"{rung}, TP {tp}: {len(of.tokens)} tokens", fill, of)
         points = verdict.long_points(out) if long.exists() else []
         for what in dict.fromkeys(point.what for point in points):

@@ -16,11 +16,10 @@ from fasttrack_validation.errors import UserError
 from fasttrack_validation.numerics.whole_model import changed, tokens
 from fasttrack_validation.numerics.whole_model.changed import Worst
 from fasttrack_validation.numerics.whole_model.table import Table, table
-from fasttrack_validation.numerics.whole_model.tokens import CANDIDATE, ORACLE
+from fasttrack_validation.numerics.whole_model.tokens import CANDIDATE, ORACLE, short
 from fasttrack_validation.records import Frozen, sha256
 
 COLUMNS, DOTS, GAP = 64, 150, 16
-_NO_TOKENS = ("op.jsonl.gz", "long.jsonl.gz")
 _MOST = 64 << 20
 """Unpacked bytes of all records of a directory: some times what a ladder keeps, and no more than any machine holds"""
 _SMALLEST = 1e-12
@@ -55,7 +54,7 @@ class Dot(Frozen):
 
 
 class Trace(Frozen):
-    """The tokens of one rung at one TP."""
+    """The tokens of one rung at one TP that the candidate ran."""
 
     rung: str
     tp: int
@@ -143,7 +142,7 @@ def _named(verdict: bytes) -> dict[str, str]:
     try:
         named = json.loads(verdict).get("evidence", {})
         return {name: digest for name, digest in sorted(named.items())
-                if isinstance(digest, str) and name not in _NO_TOKENS and re.fullmatch(r"[\w.-]+\.jsonl\.gz", name)}  # fmt: skip
+                if isinstance(digest, str) and name not in (tokens.OP, tokens.LONG) and re.fullmatch(r"[\w.-]+\.jsonl\.gz", name)}  # fmt: skip
     except (ValueError, AttributeError, RecursionError):
         return {}
 
@@ -154,7 +153,9 @@ def _traces(units: Sequence[tokens.UnitRecords]) -> Iterator[Trace]:
         groups.setdefault((unit.header.rung, unit.header.tp), []).append(unit)
     # The rung that reads whole streams first, as the ladder does.
     for (rung, tp), held in sorted(groups.items(), key=lambda item: (item[0][0] != "teacher_forced", item[0])):
-        of = table(held)
+        of = table(held).own
+        if not of.tokens:
+            continue
         yield Trace(rung=rung, tp=tp, tokens=len(of.tokens), columns=tuple(_columns(of)), dots=tuple(_dots(of)))
 
 
@@ -167,8 +168,8 @@ def _columns(of: Table) -> Iterator[Column]:
     for held in _stretches(sorted(set(of.position.tolist()))):
         rows = np.isin(of.position, held)
         yield Column(
-            first=held[0], last=held[-1], own=_short(own[rows].max()), low=_short(noise[:, rows].min()),
-            high=_short(noise[:, rows].max()), ratios=tuple(map(_short, ratios[rows].max(0))),
+            first=held[0], last=held[-1], own=short(own[rows].max()), low=short(noise[:, rows].min()),
+            high=short(noise[:, rows].max()), ratios=tuple(map(short, ratios[rows].max(0))),
             behind_gap=before is not None and held[0] - before - 1 > GAP,
         )  # fmt: skip
         before = held[-1]
@@ -191,14 +192,9 @@ def _dots(of: Table) -> Iterator[Dot]:
     noise = np.max([of.margin_error[path] for path in of.noise], 0)
     calm = [row for row in np.argsort(of.margin, kind="stable") if not flips[row]]
     for row in (*np.flatnonzero(flips), *calm[:: max(math.ceil(len(calm) / DOTS), 1)]):
-        yield Dot(margin=_short(of.margin[row]), own=_short(of.margin_error[CANDIDATE][row]), noise=_short(noise[row]),
+        yield Dot(margin=short(of.margin[row]), own=short(of.margin_error[CANDIDATE][row]), noise=short(noise[row]),
                   flips=bool(flips[row]))  # fmt: skip
 
 
 def _shortened(one: Worst) -> Worst:
-    return one.model_copy(update={name: _short(getattr(one, name)) for name in ("change", "noise", "margin")})
-
-
-def _short(value: float) -> float:
-    """Four digits, and finite: last bits of a logarithm are a processor's own, and pages are compared byte for byte."""
-    return float(f"{min(float(value), 1e30):.4g}") if not math.isnan(value) else 1e30
+    return one.model_copy(update={name: short(getattr(one, name)) for name in ("change", "noise", "margin")})

@@ -41,6 +41,21 @@ def test_every_token_is_there_where_there_are_few():
     assert found.worst[0].position == 3 and len(found.worst) == 5
 
 
+def test_tokens_that_the_stock_path_ran_are_not_drawn():
+    """The first ten of twenty-four, the one that flips among them."""
+    unit = kept_tokens.unit(24)
+    steps = [
+        step.model_copy(update={"tokens": tuple(token.model_copy(update={"ran": "stock"}) for token in step.tokens)})
+        if step.action < 10 else step for step in unit.steps
+    ]  # fmt: skip
+    found = one(unit.model_copy(update={"steps": tuple(steps)}))
+    (trace,) = found.traces
+    assert trace.tokens == 14 and trace.columns[0].first == 10 and not any(dot.flips for dot in trace.dots)
+    assert min(worst.position for worst in found.worst) >= 10
+    nobodys = [step.model_copy(update={"tokens": steps[0].tokens}) for step in unit.steps[:5]]
+    assert one(unit.model_copy(update={"steps": tuple(nobodys)})).traces == ()
+
+
 def test_many_are_thinned_by_a_rule_that_is_told():
     (trace,) = one(kept_tokens.unit(400)).traces
     # 400 positions, 7 in a column: 58. Of the tokens five flip; of 395 others every third is drawn: 132.

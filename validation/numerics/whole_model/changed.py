@@ -7,7 +7,7 @@ import numpy as np
 from ...contracts.kimi_k3.nano.tokenizer import SYMBOLS
 from ...records import Frozen
 from . import table
-from .tokens import CANDIDATE, ORACLE, Token, UnitRecords
+from .tokens import CANDIDATE, FELL_BACK, ORACLE, Token, UnitRecords
 
 WINDOW = 12
 """Tokens of a context, the last of which is the token itself"""
@@ -32,14 +32,14 @@ class Worst(Frozen):
 
 
 def worst(units: Iterable[UnitRecords], count: int = 5) -> list[Worst]:
-    """The tokens whose log-prob the candidate changes most, beside what the noise does there."""
+    """Of the tokens that the candidate ran those whose log-prob it changes most, beside what the noise does there."""
     found = []
     for records in units:
         of = table.table([records])
         contexts = list(_contexts(of.tokens))
-        change = of.change(CANDIDATE)
+        change = np.where([token.ran == FELL_BACK for token in of.tokens], -1.0, of.change(CANDIDATE))
         # Stable, so that equal changes stand in the order of the records whatever sorts them.
-        for row in np.argsort(-change, kind="stable")[:count]:
+        for row in np.argsort(-change, kind="stable")[: min(count, int((change >= 0).sum()))]:
             found.append(Worst(
                 rung=records.header.rung, unit=records.header.unit, position=of.tokens[row].position,
                 change=float(min(change[row], 1e30)), noise=float(min(max(of.change(path)[row] for path in of.noise), 1e30)),

@@ -27,9 +27,8 @@ long as a head remembers. What a wrong slot, a wrong page or a missing roll-back
 
 def judged(units: Sequence[UnitRecords]) -> RungVerdict:
     """The verdict of all units of one rung and TP."""
-    every, header = table(units), units[0].header
-    # What a rung is about: rows that ran on the stock path are as good as that, and would water down every median.
-    of = every.where(np.array([token.ran != FELL_BACK for token in every.tokens]))
+    # Rows of the stock path would water down every median.
+    of, header = table(units).own, units[0].header
     checks, spreads = [_ran(units)], []
     for band in BANDS:
         inside = (of.position >= band[0]) & (of.position < (band[1] or np.inf))

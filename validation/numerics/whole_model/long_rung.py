@@ -9,7 +9,7 @@ from ...records import Frozen
 from .calibration import RATIO, largest, typical
 from .checks import Check, Result, RungVerdict, Spread, Where
 from .table import BANDS, band_name, quantiles
-from .tokens import CANDIDATE, ORACLE
+from .tokens import CANDIDATE, ORACLE, short
 
 CONTEXT = "context"
 ROUNDING = {"state": 8 * 2.0**-24}
@@ -130,4 +130,4 @@ def _held(name: str, own: np.ndarray, noise: Mapping[str, np.ndarray], points: S
 def _errors(got: Tensor, exact: Tensor, rows: int) -> tuple[float, ...]:
     got, exact = got.double().flatten(rows), exact.double().flatten(rows)
     found = (got - exact).norm(dim=-1) / exact.norm(dim=-1).clamp(min=2.0**-104)
-    return tuple(float(f"{min(error, 1e30):.4g}") if error == error else 1e30 for error in found.flatten().tolist())
+    return tuple(map(short, found.flatten().tolist()))

@@ -142,15 +142,15 @@ class UnitRun:
         streams, experts = {}, {}
         edges = {layer: _edge(scores[row], exact.chosen[layer].shape[-1]) for layer, scores in exact.scores.items()}
         margins = {layer: float(exact.scores[layer][row][list(edge)].diff().neg()) for layer, edge in edges.items()}
-        router = {ORACLE: tuple(_short(margin) for margin in margins.values())}
+        router = {ORACLE: tuple(kept.short(margin) for margin in margins.values())}
         for name in self._compared:
             own = seen[name]
             bits = own.logits[row].to(torch.bfloat16).contiguous().view(torch.int16).numpy()
             logits[name] = kept.encode(bits)
             errors = _relative(own.streams[:, row], exact.streams[:, row])
-            streams[name] = tuple(_short(error) for error in errors)
+            streams[name] = tuple(kept.short(error) for error in errors)
             router[name] = tuple(
-                _short(abs(float(own.scores[layer][row][list(edge)].double().diff().neg()) - margins[layer]))
+                kept.short(abs(float(own.scores[layer][row][list(edge)].double().diff().neg()) - margins[layer]))
                 for layer, edge in edges.items()
             )
             experts[name] = tuple(
@@ -183,7 +183,7 @@ class UnitRun:
             for request, wanted in exact.items():
                 for pool, tensor in path.committed(request).items():
                     error = float(_relative(tensor.flatten()[None], wanted[pool].flatten()[None])[0])
-                    states[name][f"{request} {pool}"] = _short(error)
+                    states[name][f"{request} {pool}"] = kept.short(error)
                     if pool.endswith(".cache"):
                         off = [n for n, error in enumerate(_relative(tensor, wanted[pool])) if not error < 0.5]
                         rows[name][f"{request} {pool}"] = off[0] if off else -1
@@ -218,11 +218,6 @@ def _edge(scores: Tensor, k: int) -> tuple[int, int]:
     """The last expert that a row of scores chooses, and the first one that it leaves."""
     order = scores.sort(descending=True, stable=True).indices
     return int(order[k - 1]), int(order[k])
-
-
-def _short(value: float) -> float:
-    """Four digits; JSON has no infinity and no NaN."""
-    return float(f"{min(value, 1e30):.4g}") if value == value else 1e30
 
 
 def _relative(got: Tensor, exact: Tensor) -> list[float]:

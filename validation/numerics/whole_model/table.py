@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .tokens import CANDIDATE, ORACLE, STOCK, Token, UnitRecords, decode
+from .tokens import CANDIDATE, FELL_BACK, ORACLE, STOCK, Token, UnitRecords, decode
 
 BANDS = ((0, 1024), (1024, 8192), (8192, 32768), (32768, 131072), (131072, None))
 """Positions [first, last) that are judged apart"""
@@ -86,6 +86,11 @@ class Table:
     def noise(self) -> tuple[str, ...]:
         """Stock and its repetitions."""
         return (STOCK, *self.replicas)
+
+    @property
+    def own(self) -> "Table":
+        """The tokens that the candidate ran. What it left to the stock path is as good as that, and says nothing of it."""
+        return self.where(np.array([token.ran != FELL_BACK for token in self.tokens]))
 
     def where(self, mask: np.ndarray) -> "Table":
         """The tokens that `mask` [tokens] names."""

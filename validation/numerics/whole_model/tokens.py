@@ -15,6 +15,8 @@ from ...records import Frozen
 from .lines import replace_file
 
 ORACLE, STOCK, CANDIDATE = "oracle", "stock", "candidate"
+OP, LONG = "op.jsonl.gz", "long.jsonl.gz"
+"""Files of the rungs that keep no tokens"""
 FELL_BACK = "stock"
 """`Token.ran` of a row that the candidate left to the stock path"""
 
@@ -86,6 +88,11 @@ def decode(text: str, *, wide: bool) -> np.ndarray:
     if wide:
         return np.frombuffer(data, "<f4").astype(np.float64)
     return (np.frombuffer(data, "<u2").astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+
+
+def short(value: float) -> float:
+    """Four digits, and finite: JSON has no infinity and no NaN, and the last bits of a logarithm are a processor's own."""
+    return float(f"{min(float(value), 1e30):.4g}") if value == value else 1e30
 
 
 class UnitRecords(Frozen):

@@ -19,11 +19,11 @@ from .checks import Result, RungVerdict
 from .lines import replace_file
 from .plan import Settings, Work, works
 from .scenario import RungName
+from .tokens import LONG, OP
 
 MANIFEST, VERDICT = "run.json", "verdict.json"
 WRITTEN = (MANIFEST, VERDICT, "faults.json", "*.jsonl", "*.jsonl.gz", "*.states", "*.new", "*.svg")
 """Names of all that a run leaves in its directory"""
-OP, LONG = "op.jsonl.gz", "long.jsonl.gz"
 LONG_TP = 48
 """Ranks of the group whose one rank the long rung looks at: two heads of true shape"""
 NO_LONG = "many decode steps of the kernels need a GPU; an interpreter does a few a second"

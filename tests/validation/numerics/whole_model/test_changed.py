@@ -59,3 +59,14 @@ def test_it_is_counted_and_ordered():
     assert len(found) == 4 and [one.change for one in found] == sorted((one.change for one in found), reverse=True)
     (one,) = changed.worst([records((0, 0, "a"), (0, 1, "b"))], 1)
     assert (one.unit, one.position) == ("teacher_forced-tp1-made", 1) and one.change > 5 > 1 > one.noise
+
+
+def test_a_token_that_the_stock_path_ran_is_none_of_the_candidates():
+    """The last one changes most, and is not the candidate's."""
+    made = records((0, 0, "a"), (0, 1, "b"), (0, 2, "c"))
+    *others, last = made.steps
+    fell_back = last.model_copy(update={"tokens": (last.tokens[0].model_copy(update={"ran": "stock"}),)})
+    found = changed.worst([made.model_copy(update={"steps": (*others, fell_back)})])
+    assert {one.position for one in found} == {0, 1} and changed.worst([made])[0].position == 2
+    nobodys = [s.model_copy(update={"tokens": (s.tokens[0].model_copy(update={"ran": "stock"}),)}) for s in made.steps]
+    assert changed.worst([made.model_copy(update={"steps": tuple(nobodys)})]) == []
