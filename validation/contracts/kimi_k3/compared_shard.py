@@ -17,7 +17,7 @@ from ..grid import Ambiguous, CellSpec, Shard
 from ..stock import Packs, StockRun
 from .graph import Via
 from .rank_shard import RankShard
-from .rows_examined import MARGIN, Here, RowsExamined, Sample, Values, examined_rows
+from .rows_examined import MARGIN, RowsExamined, Sample, Values, examined_rows
 
 STOCK = "stock:"
 """Begins the names of tensors that the stock path alone is given"""
@@ -130,10 +130,13 @@ class ComparedShard(Shard):
         return self.replicated.weight_sizes()
 
     def examined(self, tensors: Mapping[str, Tensor]) -> dict[str, RowsExamined]:
-        """See `Shard`: each path against the arrangement that it runs. Raises Ambiguous."""
-        chosen, here = examined_rows(self.spec.rows, self.spec.width), Here("cpu")
-        theirs = Sample(self.replicated, self._of_stock(tensors), chosen, here)
-        mine = Sample(self.own, tensors, chosen, here)
+        """See `Shard`: each path against the arrangement that it runs, worked out where `tensors` are. Raises Ambiguous."""
+        with torch.device(next(iter(tensors.values())).device):
+            return self._examined(tensors)
+
+    def _examined(self, tensors: Mapping[str, Tensor]) -> dict[str, RowsExamined]:
+        chosen = examined_rows(self.spec.rows, self.spec.width)
+        theirs, mine = Sample(self.replicated, self._of_stock(tensors), chosen), Sample(self.own, tensors, chosen)
         # Whether the choice is clear is known before an expert is looked at, which takes longer than all else.
         choices = {value for node in self.own.nodes if node.op == "routing" for value in node.writes.values()}
         (exact, exact_whole), (plain, plain_whole) = begun = [

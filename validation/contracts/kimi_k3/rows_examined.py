@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...tensors import torch_dtype
-from ..base import Comparison, OpContract, TensorRole, TensorSpec
+from ..base import Comparison, OpContract, TensorRole, TensorSpec, Workload
 from ..grid import Examined
 from .graph import Node, Via
 
@@ -31,43 +31,18 @@ def examined_rows(rows: int, width: int = 1) -> list[int]:
     return sorted({0, rows - 1, rows // 3, 2 * rows // 3})[:EXAMINED]
 
 
-class Here:
-    """Where paths are walked. Weights are moved there once each, and as late as somebody asks for them: experts are most of a layer."""
-
-    def __init__(self, device: str | None = None) -> None:
-        """`device`: None leaves tensors where they are."""
-        self._device = device
-        self._moved: dict[int, tuple[Tensor, Tensor]] = {}
-
-    def weight(self, tensor: Tensor) -> Tensor:
-        """The same one whenever it is asked for."""
-        if id(tensor) not in self._moved:
-            # What was moved is kept beside it, so that no other tensor can have its id.
-            self._moved[id(tensor)] = tensor, self.cut(tensor)
-        return self._moved[id(tensor)][1]
-
-    def cut(self, rows: Tensor) -> Tensor:
-        """What nobody else will ask for."""
-        return rows.to(self._device) if self._device else rows
-
-
 class Sample:
     """Some rows of a shard's tensors, whole requests of a verify step, with pools that hold their pages alone."""
 
-    def __init__(
-        self, shard: "RankShard", tensors: Mapping[str, Tensor], rows: Sequence[int], here: Here | None = None
-    ) -> None:  # fmt: skip
-        """Rows are cut out where `tensors` lie."""
-        self.shard, self.rows, self._here = shard, tuple(rows), here or Here()
+    def __init__(self, shard: "RankShard", tensors: Mapping[str, Tensor], rows: Sequence[int]) -> None:
+        """On the device of `tensors`, which has to be the one where tensors are made (`torch.device` as a context), here and later."""
+        self.shard, self.rows = shard, tuple(rows)
         self.workloads = {node.name: shard.workload(node, len(rows)) for node in shard.nodes}
         self.pages: dict[str, Tensor] = {}
         self.tensors: Values = {}
-        self._static: dict[str, set[str]] = {}
         for node in shard.nodes:
             axes = getattr(shard.contracts[node.op], "row_axes", _KDA_ROWS)
-            specs = shard.contracts[node.op].tensors(shard.workloads[node.name])
-            self._static[node.name] = {spec.name for spec in specs if spec.role is TensorRole.STATIC}
-            for spec in specs:
+            for spec in shard.contracts[node.op].tensors(shard.workloads[node.name]):
                 key = f"{node.name}.{spec.name}"
                 if key in tensors and spec.name not in _POOLS:
                     self.tensors[key] = self._cut(tensors[key], spec, axes)
@@ -80,7 +55,7 @@ class Sample:
         return self._rows_of(tensor, axis, self.requests if spec.name == "slots" else self.rows)
 
     def _rows_of(self, tensor: Tensor, axis: int, indices: Sequence[int] | Tensor) -> Tensor:
-        return self._here.cut(tensor.index_select(axis, torch.as_tensor(indices, device=tensor.device)))
+        return tensor.index_select(axis, torch.as_tensor(indices))
 
     @property
     def requests(self) -> tuple[int, ...]:
@@ -133,8 +108,7 @@ class Sample:
     def _given(self, node: Node, name: str, values: Values) -> Tensor:
         sources = node.reads.get(name)
         if name == "blocks" or not sources or not self.shard.inner(sources):
-            found = self.tensors[f"{node.name}.{name}"]
-            return self._here.weight(found) if name in self._static[node.name] else found
+            return self.tensors[f"{node.name}.{name}"]
         (source,) = sources
         value = values[source.value]
         return value if source.via is Via.HERE else value.chunk(self.shard.spec.tp, 1)[0]
@@ -160,15 +134,36 @@ _KDA_ROWS = {"projected": 0, "slots": 0}
 
 @dataclass(frozen=True)
 class _Wanted:
-    """A produced tensor: its value in the step, and which of its leading indices belong to examined rows."""
+    """A produced tensor on the CPU: its value in the step, which of its leading indices belong to examined rows, what is right there."""
 
     comparison: Comparison
     value: str
     indices: Tensor
-    own: Tensor
-    """The same among the sample's"""
-    before: Tensor | None = None
-    """Of a cache, the sample's pages before the step: most of what lies there is not touched"""
+    exact: Tensor
+    plain: Tensor
+
+    def found(self, got: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Exact, plain and what a path left (`got`, in the tensor's own type)."""
+        return self.exact, self.plain, got
+
+
+@dataclass(frozen=True)
+class _Cache(_Wanted):
+    """Of a cache `exact` and `plain` are the rows [n, width] that the plain path changes, at `place`: [pages of `indices`, tokens].
+
+    Its pages were as `before`; all other rows keep those bits, and among a hundred thousand of them no median would show the new one.
+    """
+
+    before: Tensor
+    place: tuple[Tensor, Tensor]
+
+    def found(self, got: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Rows [n, 1, width] that the plain path or `got` changes."""
+        astray = (got != self.before).any(-1)
+        astray[self.place] = False
+        kept = self.before[astray]
+        exact, plain = torch.cat([self.exact, kept.double()]), torch.cat([self.plain, kept])
+        return exact[:, None], plain[:, None], torch.cat([got[self.place], got[astray]])[:, None]
 
 
 class RowsExamined(Examined):
@@ -176,25 +171,21 @@ class RowsExamined(Examined):
 
     def __init__(self, shard: "RankShard", sample: Sample, exact: Values, plain: Values, clear: Sequence[int]) -> None:
         self.rows = tuple(sample.rows[row] for row in clear)
-        self._exact, self._plain = exact, plain
         leaving = set(shard.graph.interface(shard.names).outputs)
-        found = [self._of(shard, sample, comparison, clear) for comparison in shard.part.comparisons]
+        found = (self._of(shard, sample, comparison, exact, plain, clear) for comparison in shard.part.comparisons)
         # What the layer alone reads of itself, a path need not have.
         self._wanted = [wanted for wanted in found if wanted.value in leaving]
         self.comparisons = tuple(wanted.comparison for wanted in self._wanted)
-        self._types = {
-            value: torch_dtype(spec.dtype)
-            for node in shard.nodes
-            for spec in shard.contracts[node.op].tensors(sample.workloads[node.name])
-            for tensor, value in node.writes.items() if tensor == spec.name
-        }  # fmt: skip
 
-    def _of(self, shard: "RankShard", sample: Sample, comparison: Comparison, clear: Sequence[int]) -> _Wanted:
+    def _of(
+        self, shard: "RankShard", sample: Sample, comparison: Comparison, exact: Values, plain: Values, clear: Sequence[int]
+    ) -> _Wanted:  # fmt: skip
         member, tensor = next(
             (index, name) for index, member in enumerate(shard.part.members) for name, outer in member.outer.items()
             if outer == comparison.tensor and name in member.contract.produced
         )  # fmt: skip
         node = shard.nodes[member]
+        value, dtype = node.writes[tensor], _type(shard.contracts[node.op], sample.workloads[node.name], tensor)
         rows, own = torch.tensor([sample.rows[row] for row in clear]), torch.tensor(list(clear))
         if tensor in _POOLS:
             owners = sample.requests
@@ -202,8 +193,13 @@ class RowsExamined(Examined):
             numbers = 1 + torch.arange(pages.numel()).view(pages.shape)
             own = torch.tensor(sorted({owners.index(int(row) // shard.spec.width) for row in rows}))
             rows, own = pages[own].flatten(), numbers[own].flatten()
-        before = sample.tensors[f"{node.name}.cache"] if tensor == "cache" else None
-        return _Wanted(comparison, node.writes[tensor], rows, own, before)
+        right, usual = exact[value].index_select(0, own), plain[value].index_select(0, own).to(dtype)
+        if tensor != "cache":
+            return _Wanted(comparison, value, rows.cpu(), right.cpu(), usual.cpu())
+        before = sample.tensors[f"{node.name}.cache"].index_select(0, own)
+        place = (before != usual).any(-1).nonzero(as_tuple=True)
+        page, token = (indices.cpu() for indices in place)
+        return _Cache(comparison, value, rows.cpu(), right[place].cpu(), usual[place].cpu(), before.cpu(), (page, token))
 
     @property
     def selection(self) -> dict[str, Tensor]:
@@ -211,23 +207,11 @@ class RowsExamined(Examined):
         return {wanted.value: wanted.indices for wanted in self._wanted}
 
     def results(self, produced: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
-        """See `Examined`; `produced` holds the indices of `selection` alone. Of a cache the rows [n, 1, width] that the plain path or
-        `produced` changes: all others have the oracle's bits, and among a hundred thousand of them no median would show the new one."""
-        found = {}
-        for wanted in self._wanted:
-            dtype, got = self._types[wanted.value], produced[wanted.value]
-            exact, plain = (values[wanted.value] for values in (self._exact, self._plain))
-            if wanted.before is None:
-                exact, plain = exact.index_select(0, wanted.own), plain.index_select(0, wanted.own)
-            else:
-                exact, plain, got = _touched(wanted, exact, plain.to(dtype), got.to(dtype))
-            found[wanted.comparison.tensor] = (exact, plain.to(dtype), got.to(dtype))
-        return found
+        """See `Examined`; `produced` holds the indices of `selection` alone."""
+        return {
+            wanted.comparison.tensor: wanted.found(produced[wanted.value].to(wanted.plain.dtype)) for wanted in self._wanted
+        }
 
 
-def _touched(wanted: _Wanted, exact: Tensor, plain: Tensor, got: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    before = wanted.before.index_select(0, wanted.own)
-    changed = (before != plain.index_select(0, wanted.own)) | (before != got)
-    page, place = changed.any(-1).nonzero(as_tuple=True)
-    pages = wanted.own[page]
-    return exact[pages, place][:, None], plain[pages, place][:, None], got[page, place][:, None]
+def _type(contract: OpContract, workload: Workload, tensor: str) -> torch.dtype:
+    return next(torch_dtype(spec.dtype) for spec in contract.tensors(workload) if spec.name == tensor)

@@ -84,7 +84,7 @@ def plain(contract, inputs, workload) -> dict[str, Tensor]:
 
 def _decoded(packed: Tensor, scale: Tensor) -> Tensor:
     """Exact in float32. Bytes are looked up, for speed: see `_pairs`."""
-    values = _PAIRS.index_select(0, packed.flatten().int()).view(*scale.shape, GROUP)
+    values = _PAIRS.to(packed.device).index_select(0, packed.flatten().int()).view(*scale.shape, GROUP)
     factor = torch.where(scale == NAN_SCALE, math.nan, torch.ldexp(torch.ones(scale.shape), scale.int() - 127))
     return (values * factor[..., None]).flatten(1)
 
