@@ -20,7 +20,8 @@ _ELEMENTS = {
 """CUtensorMapDataType"""
 _TF32 = 11
 _SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}
-_modules: dict[bytes, Any] = {}
+_modules: dict[tuple, Any] = {}
+"""By device, sources and options: compiled once in a process, however many contexts launch it"""
 
 
 class CompileError(RuntimeError):
@@ -36,10 +37,10 @@ def function(
     options = [f"-arch=sm_{major}{minor}a", *(f"-D{key}={_macro(value)}" for key, value in sorted(constants.items()))]
     if max_registers is not None:
         options.append(f"--maxrregcount={max_registers}")
-    image = compiled(sources, file, options)
-    if image not in _modules:
-        _modules[image] = _checked(driver.cuModuleLoadData(image))
-    return _checked(driver.cuModuleGetFunction(_modules[image], name.encode()))
+    key = (torch.cuda.current_device(), frozenset(sources.items()), file, tuple(options))
+    if key not in _modules:
+        _modules[key] = _checked(driver.cuModuleLoadData(compiled(sources, file, options)))
+    return _checked(driver.cuModuleGetFunction(_modules[key], name.encode()))
 
 
 def compiled(sources: Mapping[str, str], file: str, options: Sequence[str]) -> bytes:

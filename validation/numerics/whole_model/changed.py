@@ -7,7 +7,7 @@ import numpy as np
 from ...contracts.kimi_k3.nano.tokenizer import SYMBOLS
 from ...records import Frozen
 from . import table
-from .tokens import CANDIDATE, FELL_BACK, ORACLE, Token, UnitRecords
+from .tokens import CANDIDATE, ORACLE, Token, UnitRecords
 
 WINDOW = 12
 """Tokens of a context, the last of which is the token itself"""
@@ -37,7 +37,7 @@ def worst(units: Iterable[UnitRecords], count: int = 5) -> list[Worst]:
     for records in units:
         of = table.table([records])
         contexts = list(_contexts(of.tokens))
-        change = np.where([token.ran == FELL_BACK for token in of.tokens], -1.0, of.change(CANDIDATE))
+        change = np.where([token.own for token in of.tokens], of.change(CANDIDATE), -1.0)
         # Stable, so that equal changes stand in the order of the records whatever sorts them.
         for row in np.argsort(-change, kind="stable")[: min(count, int((change >= 0).sum()))]:
             found.append(Worst(

@@ -58,6 +58,8 @@ def of_plan(work: Work, records: tokens.UnitRecords) -> str:
         watched = [target for target in action.targets if target is not None]
         if (step.kind, len(step.tokens)) != (action.kind, len(watched)):
             return f"step {step.action} lacks tokens"
+        if any((token.ran == tokens.NOT_JUDGED) == action.judged for token in step.tokens):
+            return f"step {step.action} is kept as one that nobody judges, or the other way about"
         answer = tuple(token.top1 for token in step.tokens)
     try:
         actions.send(answer)

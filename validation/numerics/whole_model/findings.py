@@ -8,11 +8,11 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from ..calibrate import MIN_POOLED
-from .calibration import LEAST, RATIO, largest, poisson_tail, tail_limit, typical
+from .calibration import LEAST, RATIO, largest, poisson_tail, tail, tail_limit, typical
 from .checks import Check, Flips, Result, RungVerdict, Spread, Where
 from .scenario import Kind, RungName
 from .table import BANDS, Table, band_name, quantiles, table
-from .tokens import CANDIDATE, FELL_BACK, ORACLE, STOCK, UnitRecords
+from .tokens import CANDIDATE, ORACLE, STOCK, UnitRecords
 
 UNLIKELY = 1e-5
 """Probability below which a count of other experts is no accident"""
@@ -61,7 +61,7 @@ def _went_well(flips: Flips | None) -> str:
 def _ran(units: Sequence[UnitRecords]) -> Check:
     """Whether the candidate itself ran what it is for: decode steps. Prompts may be the stock path's."""
     rows = [(unit.header.unit, token) for unit in units for step in unit.steps if step.kind == Kind.DECODE for token in step.tokens]
-    back = [(unit, token) for unit, token in rows if token.ran == FELL_BACK]
+    back = [(unit, token) for unit, token in rows if not token.own]
     bad = bool(back) or not rows
     place = Where(unit=back[0][0], position=back[0][1].position, request=back[0][1].request) if back else None
     return Check(
@@ -166,18 +166,20 @@ def _p999(of: Table, band: str) -> list[Check]:
     """p99.9 of all logits' errors, where there are enough of them."""
     if of.errors[CANDIDATE].size < MIN_POOLED:
         return []
-    own = quantiles(of.errors[CANDIDATE], (0.999,))[0]
-    each = [quantiles(of.errors[path], (0.999,))[0] for path in of.noise]
     # Equal runs of the stock path differ among themselves; the largest of them is the stock path's own as well.
-    limit = RATIO * max(each)
-    row = int(np.argmax(of.errors[CANDIDATE].max(-1)))
-    fail = own > limit
+    found = tail(of.errors[CANDIDATE], {path: of.errors[path] for path in of.noise})
+    over = found.exceeded
+    if over is None and found.equal:
+        over = False
+    result = Result.PASS if over is False else Result.FAIL if over else Result.INCONCLUSIVE
+    message = f"logits: p99.9 of the relative error is {found.candidate:.3g}, of equal runs {found.noise:.3g} at most"
+    if over is None:
+        message += f", which {len(of.tokens)} tokens cannot tell from {RATIO} times: run more tokens"
     return [
         Check(
-            name="logits, p99.9", band=band, result=Result.FAIL if fail else Result.PASS,
-            values=of.errors[CANDIDATE].size, candidate=own, noise=max(each), limit=limit,
-            where=_where(of, row) if fail else None,
-            message=f"logits: p99.9 of the relative error is {own:.3g}, the limit {limit:.3g}" if fail else "",
+            name="logits, p99.9", band=band, result=result, values=of.errors[CANDIDATE].size, candidate=found.candidate,
+            noise=found.noise, limit=RATIO * found.noise, message=message if result is not Result.PASS else "",
+            where=_where(of, int(np.argmax(of.errors[CANDIDATE].max(-1)))) if over else None,
         )
     ]  # fmt: skip
 

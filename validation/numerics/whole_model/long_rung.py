@@ -16,6 +16,9 @@ ROUNDING = {"state": 8 * 2.0**-24}
 """Relative errors that say nothing: a step of the recurrence rounds some eight times (norms, gate, products, sum), and its
 state is float32. Of the first steps runs of the stock path may be equal bit by bit, and no measure of noise"""
 
+TWICE = 2.0
+"""Times the noise below which an error of one piece alone says nothing: less than of a whole model, where roundings elsewhere add up"""
+
 
 def context_names(contexts: Sequence[int]) -> dict[int, str]:
     """Length -> what its points are called."""
@@ -107,7 +110,7 @@ def _spreads(points: Sequence[Point]) -> Iterator[Spread]:
 
 
 def _held(name: str, own: np.ndarray, noise: Mapping[str, np.ndarray], points: Sequence[Point]) -> list[Check]:
-    middle, top = typical(own, noise), largest(own, noise)
+    middle, top = typical(own, noise), largest(own, noise, least=TWICE)
     row = top.first if top.first is not None else top.row
     point = points[row if len(points) > 1 else 0]
     where = Where(unit=name, layer=point.layer, position=point.at)

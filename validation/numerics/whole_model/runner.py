@@ -159,7 +159,7 @@ class UnitRun:
         top, target = int(exact.logits[row].argmax()), action.targets[row]
         return Token(
             request=request, position=position, token=action.tokens[row], target=top if target == ORACLES else target,
-            top1=top, ran=getattr(seen.get(CANDIDATE), "ran", "plain"),
+            top1=top, ran=getattr(seen.get(CANDIDATE), "ran", "plain") if action.judged else kept.NOT_JUDGED,
             logits=logits, streams=streams, experts=experts, router=router,
         )  # fmt: skip
 

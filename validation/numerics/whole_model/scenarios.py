@@ -4,22 +4,43 @@ Each gives a generator of actions; every path carries out the same ones. Streams
 have said is never fed back, except in `greedy`, where the oracle's choice is.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
-from .scenario import ORACLES, PADDING, Action, Actions, Kind
+from .scenario import ORACLES, PADDING, REACH, Action, Actions, Kind
 
-PREFILL = 64
+PREFILL = 256
 """Tokens of one prefill step"""
+# The last tokens of a prompt are looked at in any case: the next ones' convolutions read them, and experts that they went to show there.
 Propose = Callable[[Sequence[int], int], list[int]]
 """(history, count) -> proposals of a draft head"""
 
 
-def prefill(request: int, tokens: Sequence[int], *, watched: bool = False) -> Iterator[Action]:
+def prefill(request: int, tokens: Sequence[int], *, watched: bool = False, piece: int = PREFILL) -> Iterator[Action]:
     """Reads all of `tokens` but the last, which a decode step takes up."""
-    for start in range(0, len(tokens) - 1, PREFILL):
-        part = tuple(tokens[start : min(start + PREFILL, len(tokens) - 1)])
-        targets = tuple(tokens[start + 1 + i] if watched else None for i in range(len(part)))
-        yield Action(Kind.PREFILL, (request,), (len(part),), part, targets)
+    last = len(tokens) - 1
+    for start in range(0, last, piece):
+        part = tuple(tokens[start : min(start + piece, last)])
+        targets = tuple(tokens[place + 1] if watched or place >= last - REACH else None for place in range(start, start + len(part)))
+        yield Action(Kind.PREFILL, (request,), (len(part),), part, targets, judged=watched)
+
+
+def prefill_together(prompts: Sequence[Sequence[int]]) -> Iterator[Action]:
+    """The same of a prompt a request, as many in a step as it takes."""
+    step: list[Action] = []
+    for request, prompt in enumerate(prompts):
+        (own,) = prefill(request, prompt, piece=len(prompt))
+        if step and sum(len(one.tokens) for one in step) + len(own.tokens) > PREFILL:
+            yield _merged(step)
+            step = []
+        step.append(own)
+    yield _merged(step)
+
+
+def _merged(actions: Sequence[Action]) -> Action:
+    """One step of several requests' actions of a kind."""
+    columns = (sum((getattr(action, name) for action in actions), ()) for name in ("requests", "counts", "tokens", "targets", "accepted"))
+    return Action(actions[0].kind, *columns, judged=actions[0].judged)
 
 
 def decode(rows: Sequence[tuple[int, int, int | None]]) -> Action:
@@ -47,8 +68,7 @@ def greedy(prompt: Sequence[int], tokens: int) -> Actions:
 
 def batch(streams: Sequence[Sequence[int]], prompts: Sequence[int], steps: int, *, padded: Sequence[int] = ()) -> Actions:
     """Requests side by side, prompts of different lengths; rows of padding at the places `padded`."""
-    for request, (stream, prompt) in enumerate(zip(streams, prompts, strict=True)):
-        yield from prefill(request, stream[: prompt + 1])
+    yield from prefill_together([stream[: prompt + 1] for stream, prompt in zip(streams, prompts, strict=True)])
     for step in range(steps):
         rows = [(r, s[p + step], s[p + step + 1]) for r, (s, p) in enumerate(zip(streams, prompts, strict=True))]
         for place in padded:
@@ -60,7 +80,7 @@ def mixed_prefill(streams: Sequence[Sequence[int]], prompt: int, steps: int) -> 
     """A request decodes; between its steps another one's prompt is read in pieces; then both decode."""
     first, second = streams
     yield from prefill(0, first[: prompt + 1])
-    pieces = list(prefill(1, second[: prompt + 1]))
+    pieces = list(prefill(1, second[: prompt + 1], piece=prompt // 3))
     for step in range(steps):
         yield decode([(0, first[prompt + step], first[prompt + step + 1])])
         if step < len(pieces):
@@ -98,8 +118,7 @@ def verify_together(
 ) -> Actions:  # fmt: skip
     """Requests that verify side by side, each with its own proposals and its own accepted count; an ordinary step behind every
     other one."""
-    for request, stream in enumerate(streams):
-        yield from prefill(request, stream[: prompt + 1])
+    yield from prefill_together([stream[: prompt + 1] for stream in streams])
     places = [prompt] * len(streams)
     for step in range(steps):
         own = []
@@ -107,26 +126,23 @@ def verify_together(
             # Of a draft head that is always wrong all counts would be one.
             right = [*stream[place + 1 : place + 1 + (step + request) % width]]
             proposed = (right + propose(stream[: place + 1], width - 1))[: width - 1]
-            own.append(_verifying(stream, place, proposed, 1 + _agreeing(proposed, stream[place + 1 :])))
-        yield Action(
-            Kind.DECODE, tuple(range(len(streams))), *(sum((getattr(one, name) for one in own), ())
-            for name in ("counts", "tokens", "targets", "accepted")),
-        )  # fmt: skip
+            own.append(replace(_verifying(stream, place, proposed, 1 + _agreeing(proposed, stream[place + 1 :])), requests=(request,)))
+        yield _merged(own)
         places = [place + one.accepted[0] for place, one in zip(places, own, strict=True)]
         if step % 2:
             yield decode([(r, s[p], s[p + 1]) for r, (s, p) in enumerate(zip(streams, places, strict=True))])
             places = [place + 1 for place in places]
 
 
-def verify_every(stream: Sequence[int], prompt: int, width: int, vocabulary: int) -> Actions:
-    """Every accepted count from none to all, at every width up to `width`, with an ordinary step behind each width.
+def verify_every(stream: Sequence[int], prompt: int, counts: Mapping[int, Sequence[int]], vocabulary: int) -> Actions:
+    """Accepted counts by width, each in a step of its own, with an ordinary step behind each width.
 
-    None: a step whose results are thrown away, as when a request is aborted and asked for again.
+    None accepted: a step whose results are thrown away, as when a request is aborted and asked for again.
     """
     yield from prefill(0, stream[: prompt + 1])
     place = prompt
-    for wide in range(2, width + 1):
-        for kept in range(wide + 1):
+    for wide, accepted in counts.items():
+        for kept in accepted:
             right = list(stream[place + 1 : place + wide])
             proposed = [
                 token if number < kept - 1 else (token + 7) % vocabulary for number, token in enumerate(right)
@@ -140,8 +156,7 @@ def verify_every(stream: Sequence[int], prompt: int, width: int, vocabulary: int
 def preempted(streams: Sequence[Sequence[int]], prompt: int, steps: int) -> Actions:
     """Two requests; the first is preempted, its slot taken by a third, and the first read again where the third ended."""
     first, second, third = streams
-    for request, stream in ((0, first), (1, second)):
-        yield from prefill(request, stream[: prompt + 1])
+    yield from prefill_together([first[: prompt + 1], second[: prompt + 1]])
     for step in range(steps):
         at = prompt + step
         yield decode([(0, first[at], first[at + 1]), (1, second[at], second[at + 1])])

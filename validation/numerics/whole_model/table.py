@@ -5,14 +5,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .tokens import CANDIDATE, FELL_BACK, ORACLE, STOCK, Token, UnitRecords, decode
+from .scenario import REACH
+from .tokens import CANDIDATE, ORACLE, STOCK, Token, UnitRecords, decode
 
 BANDS = ((0, 1024), (1024, 8192), (8192, 32768), (32768, 131072), (131072, None))
 """Positions [first, last) that are judged apart"""
 
-
-REACH = 3
-"""Tokens behind one that the short convolution of a KDA layer hands its features to"""
 _LEAST = 2.0**-30
 """Of relative errors: below it they are the oracle's own rounding in the records"""
 
@@ -90,7 +88,7 @@ class Table:
     @property
     def own(self) -> "Table":
         """The tokens that the candidate ran. What it left to the stock path is as good as that, and says nothing of it."""
-        return self.where(np.array([token.ran != FELL_BACK for token in self.tokens]))
+        return self.where(np.array([token.own for token in self.tokens]))
 
     def where(self, mask: np.ndarray) -> "Table":
         """The tokens that `mask` [tokens] names."""

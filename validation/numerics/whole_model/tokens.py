@@ -19,6 +19,8 @@ OP, LONG = "op.jsonl.gz", "long.jsonl.gz"
 """Files of the rungs that keep no tokens"""
 FELL_BACK = "stock"
 """`Token.ran` of a row that the candidate left to the stock path"""
+NOT_JUDGED = "not judged"
+"""`Token.ran` of a row that is kept for what rows behind it read"""
 
 
 class Token(Frozen):
@@ -32,7 +34,7 @@ class Token(Frozen):
     top1: int
     """The oracle's likeliest, before its logits were shortened to float32"""
     ran: str
-    """How the candidate ran the row: specialised, stock (outside of its envelope), plain (a PyTorch candidate)"""
+    """How the candidate ran the row: specialised, stock (outside of its envelope), plain (a PyTorch candidate); or `NOT_JUDGED`"""
     logits: dict[str, str]
     """Path -> base64 of [vocabulary]: the oracle's float32, all others bfloat16"""
     streams: dict[str, tuple[float, ...]]
@@ -42,6 +44,11 @@ class Token(Frozen):
     router: dict[str, tuple[float, ...]]
     """Of each layer that routes, in order. Oracle: the score of the last expert chosen less that of the first one left;
     other paths: how far they move this difference"""
+
+    @property
+    def own(self) -> bool:
+        """Whether the candidate is held to the row: it ran it, and not the stock path."""
+        return self.ran not in (FELL_BACK, NOT_JUDGED)
 
 
 class Step(Frozen):

@@ -322,3 +322,26 @@ def test_a_free_run_tells_where_it_leaves_the_oracles():
     assert found.flips.diverged == {STOCK: None, CANDIDATE: 30, "again-1": None, "again-2": 70, "again-3": None}
     assert "first other token of its free run: at 30, of equal runs: none, none, at 70, none" in found.text
     assert verdict(spoil=spoil).flips.diverged == {}
+
+
+def test_what_rows_behind_a_prompt_read_is_kept_and_not_judged():
+    """Other experts at a prompt's end show in the tokens behind it, and are no error there; the prompt's own rows are held to nothing."""
+    def spoil(position, row, exact):
+        if position == 40:
+            row["router"][ORACLE][0] = 1e-6
+            row["experts"][CANDIDATE].append(1)
+        if position < 41 or position == 42:
+            for layer in range(2, LAYERS):
+                row["streams"][CANDIDATE][layer] *= 6
+
+    made = token_records.unit(spoil=spoil)
+    read = [step.model_copy(update={"kind": "prefill", "tokens": tuple(t.model_copy(update={"ran": "not judged"}) for t in step.tokens)})
+            for step in made.steps[38:41]]  # fmt: skip
+    found = findings.judged([made.model_copy(update={"steps": (*read, *made.steps[41:])})])
+    assert found.result is Result.PASS and found.tokens == len(made.steps) - 41
+    # Without them nobody knows.
+    assert findings.judged([made.model_copy(update={"steps": made.steps[41:]})]).result is Result.FAIL
+    # A decode step cannot be let off like that.
+    hidden = made.steps[60].model_copy(update={"tokens": (made.steps[60].tokens[0].model_copy(update={"ran": "not judged"}),)})
+    steps = (*read, *made.steps[41:60], hidden, *made.steps[61:])
+    assert findings.judged([made.model_copy(update={"steps": steps})]).result is Result.FAIL

@@ -5,8 +5,8 @@ from collections import Counter
 import pytest
 from fasttrack_validation.numerics.whole_model import scenarios
 from fasttrack_validation.numerics.whole_model.pieces import plan_material
-from fasttrack_validation.numerics.whole_model.plan import FAR, PROMPT, TOGETHER, WIDTH, Material, Settings, works
-from fasttrack_validation.numerics.whole_model.scenario import Kind, RungName
+from fasttrack_validation.numerics.whole_model.plan import FAR, FARTHER, PROMPT, TOGETHER, WIDTH, Material, Settings, works
+from fasttrack_validation.numerics.whole_model.scenario import REACH, Kind, RungName
 
 COUNTING = Material(stream=lambda count, seed: [n % 12 for n in range(count)], propose=lambda seen, count: [11] * count, vocabulary=12)
 
@@ -42,22 +42,51 @@ def test_a_stream_is_read_in_prefill_and_again_token_by_token():
     assert not any(key.endswith("decoded") for key in found if "-tp8-" in key)
 
 
-def test_tokens_beyond_the_first_band_are_decoded():
-    work = units(tokens=16)["teacher_forced-tp1-far"]
+@pytest.mark.parametrize(("name", "prompt", "band", "steps"), [("far", FAR, 1024, 8), ("farther", FARTHER, 8192, 32)])
+def test_tokens_beyond_the_first_bands_are_decoded(name, prompt, band, steps):
+    found = units(tokens=16 if name == "far" else 64, device="cuda")
+    assert ("teacher_forced-tp1-farther" in found) is (name == "farther")
+    work = found[f"teacher_forced-tp1-{name}"]
     everything = actions(work.actions())
     read = sum(len(action.tokens) for action in everything if action.kind is Kind.PREFILL)
-    assert read == FAR >= 1024 and not any(t is not None for a in everything if a.kind is Kind.PREFILL for t in a.targets)
-    assert len(decoded(work)) == 8 and work.unit.max_tokens > FAR + 8
+    watched = [t is not None for a in everything if a.kind is Kind.PREFILL for t in a.targets]
+    assert read == prompt >= band and watched == [False] * (prompt - REACH) + [True] * REACH
+    assert len(decoded(work)) == steps and work.unit.max_tokens > prompt + steps
 
 
-@pytest.mark.parametrize(("device", "sizes"), [("cpu", {2, 4, 8}), ("cuda", {2, 4, 8, 16, 32, 64})])
-def test_every_size_of_a_graph_is_decoded_full_or_with_one_row_beside_the_next_smaller(device, sizes):
+@pytest.mark.parametrize(("device", "sizes"), [("cpu", (2, 4, 8)), ("cuda", (2, 4, 8, 16, 32, 64))])
+def test_every_size_of_a_graph_is_decoded_full_and_with_one_row_beside_the_next_smaller(device, sizes):
     found = units(tokens=16, device=device)
     rows = {key: work for key, work in found.items() if key.startswith("batch_sweep-tp1-rows") and "padded" not in key}
-    assert {work.unit.buckets[0] for work in rows.values()} == sizes
+    counts = {}
     for work in rows.values():
         (count,) = {len(action.requests) for action in decoded(work)}
-        assert count == work.unit.requests and work.unit.buckets[0] // 2 < count <= work.unit.buckets[0]
+        assert count == work.unit.requests
+        counts.setdefault(work.unit.buckets[0], set()).add(count)
+    assert counts == {size: {size, size // 2 + 1} for size in sizes}
+
+
+def test_prompts_of_a_batch_are_read_side_by_side():
+    work = units(tokens=16, device="cuda")["batch_sweep-tp1-rows64"]
+    steps = [action for action in actions(work.actions()) if action.kind is Kind.PREFILL]
+    assert 1 < len(steps) <= -(-64 * 26 // scenarios.PREFILL) and max(len(step.tokens) for step in steps) <= scenarios.PREFILL
+    assert [request for step in steps for request in step.requests] == list(range(64))
+    assert all(sum(step.counts) == len(step.tokens) for step in steps)
+
+
+def accepted(work):
+    """(width, accepted) of steps to verify."""
+    return {(step.counts[0], step.accepted[0]) for step in decoded(work) if step.counts[0] > 1}
+
+
+def test_every_accepted_count_of_every_width_is_tried():
+    everything = {(width, kept) for width in range(2, WIDTH + 1) for kept in range(width + 1)}
+    for settings in ({"tokens": 16, "device": "cuda"}, {"tokens": 64}):
+        assert accepted(units(**settings)["batch_sweep-tp1-verify-every"]) == everything
+    # Short runs of an interpreter: none, half and all of the wide ones.
+    short = {(width, kept) for width, kept in everything if width <= 4 or kept in (0, width // 2, width)}
+    assert accepted(units(tokens=16)["batch_sweep-tp1-verify-every"]) == short
+    assert accepted(units(tokens=16, device="cuda")["batch_sweep-tp16-verify-every"]) == short
 
 
 def test_steps_of_a_draft_head_have_an_executor():
@@ -69,7 +98,9 @@ def test_steps_of_a_draft_head_have_an_executor():
         assert requests in unit.buckets
 
 
-def test_other_ranks_sweep_a_batch_and_verify_as_well():
+def test_other_ranks_sweep_batches_and_verify_as_well():
+    larger = {key.removeprefix("batch_sweep-tp8-") for key in units(tokens=16, device="cuda") if key.startswith("batch_sweep-tp8-")}
+    assert larger == {"rows3", "rows8", "rows64", "verify-together", "verify-every"}
     found = {key: work for key, work in units(tokens=16).items() if key.startswith("batch_sweep-tp8-")}
     assert sorted(found) == ["batch_sweep-tp8-rows3", "batch_sweep-tp8-verify-together"]
     steps = decoded(found["batch_sweep-tp8-verify-together"])

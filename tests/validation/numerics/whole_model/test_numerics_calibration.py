@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 from fasttrack_validation.numerics.whole_model import calibration
-from fasttrack_validation.numerics.whole_model.calibration import FALSE_ALARM, MOST, RATIO, largest, tail_limit, typical
+from fasttrack_validation.numerics.whole_model.calibration import FALSE_ALARM, MOST, RATIO, largest, tail, tail_limit, typical
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -77,3 +77,41 @@ def test_no_error_at_all_is_no_excess():
 @pytest.mark.parametrize(("count", "mean", "right"), [(0, 2.0, 1.0), (1, 2.0, 1 - math.exp(-2)), (3, 1.0, 0.0803014)])
 def test_poisson_tails(count, mean, right):
     assert calibration.poisson_tail(count, mean) == pytest.approx(right, abs=1e-6)
+
+
+def errors(seed: int, tokens: int = 200, values: int = 512, others: int = 0) -> np.ndarray:
+    """[tokens, values] of one path; `others` of its tokens went to other experts, where all errors are fifty times as large."""
+    random = np.random.default_rng(seed)
+    found = np.abs(random.standard_normal((tokens, values)))
+    found[random.permutation(tokens)[:others]] *= 50
+    return found
+
+
+def test_a_tail_is_the_value_that_one_in_a_thousand_exceeds():
+    found = tail(errors(0), {"a": errors(1), "b": 0.5 * errors(2)})
+    # P(|N| > 3.29) = 0.001.
+    assert found.candidate == pytest.approx(3.29, rel=0.03) and found.noise == pytest.approx(3.29, rel=0.03)
+    ordered = np.sort(errors(0), axis=None)
+    assert found.candidate == ordered[math.ceil(0.999 * ordered.size) - 1]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_one_token_of_other_experts_is_no_tail(seed):
+    """Its 512 values are five times what a thousandth of 200 tokens holds."""
+    noise = {name: errors(10 * seed + number) for number, name in enumerate("abcd")}
+    found = tail(errors(10 * seed + 9, others=1), noise)
+    assert found.ratio > 5 and not found.exceeded and found.equal
+
+
+def test_a_tail_that_is_larger_at_every_token_is():
+    noise = {name: errors(number) for number, name in enumerate("abcd")}
+    own = errors(9)
+    own[:, ::300] *= 9  # two values in 512 of each token: no median shows it
+    found = tail(own, noise)
+    assert found.exceeded and typical(np.median(own, 1), {k: np.median(v, 1) for k, v in noise.items()}).exceeded is False
+
+
+def test_many_tokens_of_other_experts_are_a_tail():
+    noise = {name: errors(number, others=1) for number, name in enumerate("abcd")}
+    assert tail(errors(9, others=30), noise).exceeded in (True, None)
+    assert not tail(errors(9, others=1), noise).exceeded

@@ -44,8 +44,8 @@ def test_unpacking_chosen_experts_together_changes_nothing():
 
 def test_reordered_products_are_the_same_sums_in_another_order():
     random = torch.Generator().manual_seed(0)
-    x, matrices = torch.randn(3, 40, generator=random), torch.randn(3, 8, 40, generator=random)
-    exact = torch.einsum("nk,nmk->nm", x.double(), matrices.double())
+    x, matrices = torch.randn(3, 5, 40, generator=random), torch.randn(3, 8, 40, generator=random)
+    exact = torch.einsum("nmk,nok->nmo", x.double(), matrices.double())
     got = Reordered(seed=3).products(x, matrices)
     assert torch.equal(got, got.bfloat16().float()) and torch.allclose(got.double(), exact, rtol=2**-8, atol=2**-8)
 

@@ -18,10 +18,10 @@ from fasttrack_validation.numerics.whole_model.scenario import RungName, Unit
 from fasttrack_validation.numerics.whole_model.scenarios import decode
 from fasttrack_validation.numerics.whole_model.verdict import Subject
 
-ALL = 2 * 3 + 10 + 1 + 4
+ALL = 2 * 3 + 11 + 1 + 4
 """Three units at each of two TPs; the sweep, the free run, three streams and the ops at the main one"""
-LARGER = 3
-"""Batches of more than eight rows, which nobody interprets"""
+LARGER = 6 + 2 * 4
+"""What nobody interprets: batches of more than eight rows; at other TPs two batches, accepted counts and a free run"""
 
 
 def job(out, *, candidate: str = "specialised", device: str = "cpu", weights: str = "cpu") -> Job:

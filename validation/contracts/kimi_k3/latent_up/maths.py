@@ -170,6 +170,12 @@ class _(Oracle):
         return x / x.square().mean(-1, keepdim=True).sqrt() * self.inputs["latent_norm"].double()
 
 
+@MISTAKES("the norm's epsilon is a thousand times too large")
+class _(Oracle):
+    def norm(self, x):
+        return rms_norm(x, self.inputs["latent_norm"].double(), 1e3 * self.contract.architecture.eps.backbone, EXACT)
+
+
 @MISTAKES("the shared expert's output is normalised together with the routed one's")
 class _(Oracle):
     def added(self, product, shared):

@@ -151,13 +151,13 @@ class _(_MoeFault):
 
 
 @_plant("epsilon", "the latent norm's epsilon a thousand times too large", MOE_LAYER, op="latent_up",
-    mistake="the norm's epsilon is left out",
+    mistake="the norm's epsilon is a thousand times too large",
 )  # fmt: skip
 class _(_MoeFault):
     def latent_norm(self, routed, weight):
         if not self.here:
             return super().latent_norm(routed, weight)
-        return rms_norm(self.precision.all_reduce(routed), weight, 1e-2, self.precision)
+        return rms_norm(self.precision.all_reduce(routed), weight, 1e3 * self.architecture.eps.backbone, self.precision)
 
 
 @_plant("swiglu", "SwiGLU in place of SiTU in the shared expert", MOE_LAYER, op="front",

@@ -7,7 +7,7 @@ records hold whole rows of logits.
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 import torch
@@ -29,7 +29,7 @@ VOCABULARY = 512
 TP = 8
 """Ranks that weights are drawn for; the oracle sums over them in float64"""
 _AT_ONCE = 32
-"""Experts of rows that are unpacked at a time"""
+"""Experts that are unpacked at a time"""
 _RMS = math.sqrt(68.5 / 8)
 """Of a nibble that may be anything"""
 
@@ -62,29 +62,41 @@ def architecture(layers: Sequence[int]) -> Architecture:
 
 
 class Gathered(Observed):
-    """Observed, with the chosen experts of several rows unpacked and multiplied together."""
+    """Observed, with several experts unpacked and multiplied together, each for all rows that chose it."""
 
     def experts(self, latent: Tensor, ids: Tensor, weights: Tensor, rank: MoeWeights) -> Tensor:
         """As step/moe.py: gate, up and down rounded, the weighted sum rounded once."""
-        precision, top = self.precision, ids.shape[1]
-        outputs = latent.new_empty(ids.numel(), latent.shape[-1])
-        for first in range(0, ids.numel(), _AT_ONCE):
-            chosen = ids.flatten()[first : first + _AT_ONCE]
-            rows = torch.arange(first, first + len(chosen), device=ids.device) // top
+        precision = self.precision
+        # The last row is nobody's.
+        outputs = latent.new_empty(ids.numel() + 1, latent.shape[-1])
+        rows = (torch.arange(len(outputs), device=ids.device) // ids.shape[1]).clamp(max=len(latent) - 1)
+        for experts, places in _grouped(ids.flatten()):
             w13, w2 = (
-                dequantise(stack.packed[chosen], stack.scale[chosen], precision.arithmetic) for stack in (rank.w13, rank.w2)
+                dequantise(stack.packed[experts], stack.scale[experts], precision.arithmetic) for stack in (rank.w13, rank.w2)
             )
-            gate, up = _products(latent[rows], w13, precision).chunk(2, -1)
+            gate, up = _products(latent[rows[places]], w13, precision).chunk(2, -1)
             activation = precision.round(situ(gate, up, self.architecture.situ))
-            outputs[first : first + len(chosen)] = _products(activation, w2, precision)
-        return precision.round((weights[..., None] * outputs.unflatten(0, ids.shape)).sum(1))
+            outputs[places] = _products(activation, w2, precision)
+        return precision.round((weights[..., None] * outputs[:-1].unflatten(0, ids.shape)).sum(1))
+
+
+def _grouped(ids: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """A few experts at a time, [n], and where in `ids` each of them stands, [n, m]; lines are filled up with the place behind all."""
+    order = ids.argsort(stable=True)
+    experts, counts = ids[order].unique_consecutive(return_counts=True)
+    ends = counts.cumsum(0)
+    for some in torch.arange(len(experts), device=ids.device).split(_AT_ONCE):
+        most = int(counts[some].max())
+        line = torch.arange(most, device=ids.device).expand(len(some), most)
+        found = order[((ends - counts)[some][:, None] + line).clamp(max=len(ids) - 1)]
+        yield experts[some], found.where(line < counts[some][:, None], len(ids))
 
 
 def _products(x: Tensor, matrices: Tensor, precision: Precision) -> Tensor:
-    """x [n, K] by matrices [n, N, K], row by row: `Precision.linear` with a matrix a row."""
+    """x [n, m, K] by matrices [n, N, K]: `Precision.linear` with matrices of their own."""
     if isinstance(precision, Reordered):
         return precision.products(x, matrices)
-    return precision.round((matrices @ x[..., None])[..., 0])
+    return precision.round(x @ matrices.mT)
 
 
 class Published:

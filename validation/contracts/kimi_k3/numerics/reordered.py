@@ -28,8 +28,8 @@ class Reordered(Precision):
         return self._sliced(F.linear, x, weight)
 
     def products(self, x: Tensor, matrices: Tensor) -> Tensor:
-        """The same with a matrix a row: x [n, K] by matrices [n, N, K]."""
-        return self._sliced(lambda part, matrix: (matrix @ part[..., None])[..., 0], x, matrices)
+        """The same with matrices of their own: x [n, m, K] by [n, N, K]."""
+        return self._sliced(lambda part, matrix: part @ matrix.mT, x, matrices)
 
     def _sliced(self, product: Callable[[Tensor, Tensor], Tensor], x: Tensor, weight: Tensor) -> Tensor:
         random = Random(f"{self.seed} {tuple(weight.shape[-2:])}")

@@ -5,6 +5,7 @@ A byte holds two elements, the even one in its low nibble. A nibble is sign | ex
 """
 
 import math
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -54,9 +55,16 @@ def dequantise(packed: Tensor, scale: Tensor, dtype: torch.dtype = torch.float64
             f"give one scale for {GROUP} elements, that is {GROUP // 2} bytes",
         )
     # A byte's two values are gathered as one complex number: on a CPU several times faster than an index of many axes.
-    pairs = torch.view_as_complex(_ELEMENTS[_BYTES].to(packed.device, dtype if dtype.itemsize > 2 else torch.float32))
+    pairs, scales = _tables(packed.device, dtype)
     values = torch.view_as_real(pairs.index_select(0, packed.flatten().int())).reshape(*scale.shape, GROUP).to(dtype)
-    return values.mul_(_SCALES.to(scale.device, dtype)[scale.int()][..., None]).flatten(-2)
+    return values.mul_(scales[scale.int()][..., None]).flatten(-2)
+
+
+@lru_cache(None)
+def _tables(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """What each byte of elements stands for, complex [256], and each of scales [256]; on a GPU a copy that its stream waits for once."""
+    pairs = torch.view_as_complex(_ELEMENTS[_BYTES].to(dtype if dtype.itemsize > 2 else torch.float32))
+    return pairs.to(device), _SCALES.to(device, dtype)
 
 
 def quantise(values: Tensor) -> tuple[Tensor, Tensor]:
