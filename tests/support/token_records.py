@@ -47,3 +47,8 @@ def unit(count: int = 120, *, seed: int = 0, spoil=None, rung: str = "teacher_fo
         unit=f"{rung}-tp1-made", rung=rung, tp=1, subject="made up", candidate="made up", replicas=NOISE[1:]
     )
     return tokens.UnitRecords(header=header, steps=tuple(steps), end=end)
+
+
+def light(token: tokens.Token) -> tokens.Token:
+    """What is kept of a row that nobody judges."""
+    return token.model_copy(update={"ran": tokens.NOT_JUDGED, "logits": {}, "streams": {}, "router": {}})

@@ -7,7 +7,7 @@ import numpy as np
 from ...contracts.kimi_k3.nano.tokenizer import SYMBOLS
 from ...records import Frozen
 from . import table
-from .tokens import CANDIDATE, ORACLE, Token, UnitRecords
+from .tokens import CANDIDATE, NOT_JUDGED, ORACLE, Token, UnitRecords
 
 WINDOW = 12
 """Tokens of a context, the last of which is the token itself"""
@@ -36,7 +36,8 @@ def worst(units: Iterable[UnitRecords], count: int = 5) -> list[Worst]:
     found = []
     for records in units:
         of = table.table([records])
-        contexts = list(_contexts(of.tokens))
+        every = [token for step in records.steps for token in step.tokens]
+        contexts = [context for token, context in zip(every, _contexts(every), strict=True) if token.ran != NOT_JUDGED]
         change = np.where([token.own for token in of.tokens], of.change(CANDIDATE), -1.0)
         # Stable, so that equal changes stand in the order of the records whatever sorts them.
         for row in np.argsort(-change, kind="stable")[: min(count, int((change >= 0).sum()))]:

@@ -20,29 +20,33 @@ def of_unit(file: Path, records: tokens.UnitRecords) -> str:
     others = {STOCK, CANDIDATE, *records.header.replicas}
     if any(set(column) != others for column in (records.end.states, records.end.rows, records.end.touched)):
         return "its end lacks paths"
-    found = [token for step in records.steps for token in step.tokens]
+    every = [token for step in records.steps for token in step.tokens]
+    found = [token for token in every if token.ran != tokens.NOT_JUDGED]
     if not found:
         return "it has no tokens"
+    if any(set(token.experts) != others for token in every):
+        return "tokens lack paths"
     shapes = {_shape(token, others) for token in found}
     if None in shapes or len(shapes) > 1:
         return "tokens lack paths, logits or layers"
-    vocabulary = next(iter(shapes))[0]
-    return "" if all(0 <= token.target < vocabulary for token in found) else "a token follows that there is not"
+    vocabulary, layers, _ = next(iter(shapes))
+    if any(not 0 <= layer < layers for token in every for own in token.experts.values() for layer in own):
+        return "tokens lack paths, logits or layers"
+    return "" if all(0 <= token.target < vocabulary for token in every) else "a token follows that there is not"
 
 
 def _shape(token: tokens.Token, others: set[str]) -> tuple[int, int, int] | None:
     """(vocabulary, layers, layers that route) of a token that has all of it for each path; None for another."""
-    columns = (token.logits, token.streams, token.experts, token.router)
+    columns = (token.logits, token.streams, token.router)
     with_oracle = others | {ORACLE}
-    if [set(column) for column in columns] != [with_oracle, others, others, with_oracle]:
+    if [set(column) for column in columns] != [with_oracle, others, with_oracle]:
         return None
     try:
         sizes = {len(tokens.decode(text, wide=path == ORACLE)) for path, text in token.logits.items()}
     except ValueError:
         return None
     layers, routing = {len(one) for one in token.streams.values()}, {len(one) for one in token.router.values()}
-    inside = all(0 <= layer < max(layers) for own in token.experts.values() for layer in own)
-    if any(len(one) != 1 for one in (sizes, layers, routing)) or not inside or not min(sizes):
+    if any(len(one) != 1 for one in (sizes, layers, routing)) or not min(sizes):
         return None
     return (*sizes, *layers, *routing)
 

@@ -138,8 +138,23 @@ class UnitRun:
 
     def _token(self, action: Action, seen: Mapping[str, Seen], request: int, position: int, row: int) -> Token:
         exact = seen[ORACLE]
+        experts = {
+            name: tuple(
+                layer for layer, ids in seen[name].chosen.items() if not torch.equal(ids[row].long(), exact.chosen[layer][row].long())
+            )
+            for name in self._compared
+        }  # fmt: skip
+        top, target = int(exact.logits[row].argmax()), action.targets[row]
+        token = Token(
+            request=request, position=position, token=action.tokens[row], target=top if target == ORACLES else target, top1=top,
+            ran=kept.NOT_JUDGED, logits={}, streams={}, experts=experts, router={},
+        )  # fmt: skip
+        return self._judged(token, seen, row) if action.judged else token
+
+    def _judged(self, token: Token, seen: Mapping[str, Seen], row: int) -> Token:
+        exact = seen[ORACLE]
         logits = {ORACLE: kept.encode(exact.logits[row].float().numpy())}
-        streams, experts = {}, {}
+        streams = {}
         edges = {layer: _edge(scores[row], exact.chosen[layer].shape[-1]) for layer, scores in exact.scores.items()}
         margins = {layer: float(exact.scores[layer][row][list(edge)].diff().neg()) for layer, edge in edges.items()}
         router = {ORACLE: tuple(kept.short(margin) for margin in margins.values())}
@@ -153,15 +168,8 @@ class UnitRun:
                 kept.short(abs(float(own.scores[layer][row][list(edge)].double().diff().neg()) - margins[layer]))
                 for layer, edge in edges.items()
             )
-            experts[name] = tuple(
-                layer for layer, ids in own.chosen.items() if not torch.equal(ids[row].long(), exact.chosen[layer][row].long())
-            )
-        top, target = int(exact.logits[row].argmax()), action.targets[row]
-        return Token(
-            request=request, position=position, token=action.tokens[row], target=top if target == ORACLES else target,
-            top1=top, ran=getattr(seen.get(CANDIDATE), "ran", "plain") if action.judged else kept.NOT_JUDGED,
-            logits=logits, streams=streams, experts=experts, router=router,
-        )  # fmt: skip
+        ran = getattr(seen.get(CANDIDATE), "ran", "plain")
+        return token.model_copy(update={"ran": ran, "logits": logits, "streams": streams, "router": router})
 
     def _count(self, action: Action) -> None:
         """Moves the lengths of requests on."""

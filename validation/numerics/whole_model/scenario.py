@@ -6,8 +6,6 @@ from enum import StrEnum
 
 PADDING = -1
 ORACLES = -1
-REACH = 3
-"""Tokens behind one that the short convolution of a KDA layer hands its features to"""
 
 
 class Kind(StrEnum):
@@ -35,7 +33,7 @@ class Action:
     accepted: tuple[int, ...] = ()
     """Of a decode step: tokens that each request keeps"""
     judged: bool = True
-    """Whether rows that somebody looks at are held to anything. Those of a prompt's end may be there for what rows behind them read"""
+    """Whether rows that somebody looks at are held to anything. Those of a prompt's end may be there for what is behind them"""
 
 
 Actions = Generator[Action, tuple[int, ...], None]

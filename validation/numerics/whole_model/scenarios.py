@@ -7,11 +7,13 @@ have said is never fed back, except in `greedy`, where the oracle's choice is.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from .scenario import ORACLES, PADDING, REACH, Action, Actions, Kind
+from .scenario import ORACLES, PADDING, Action, Actions, Kind
 
 PREFILL = 256
 """Tokens of one prefill step"""
-# The last tokens of a prompt are looked at in any case: the next ones' convolutions read them, and experts that they went to show there.
+TAIL = 24
+"""Tokens at the end of a prompt that are looked at in any case: the next ones' convolutions read what their experts left, and a reader
+wants to know what stood before a token"""
 Propose = Callable[[Sequence[int], int], list[int]]
 """(history, count) -> proposals of a draft head"""
 
@@ -21,7 +23,7 @@ def prefill(request: int, tokens: Sequence[int], *, watched: bool = False, piece
     last = len(tokens) - 1
     for start in range(0, last, piece):
         part = tuple(tokens[start : min(start + piece, last)])
-        targets = tuple(tokens[place + 1] if watched or place >= last - REACH else None for place in range(start, start + len(part)))
+        targets = tuple(tokens[place + 1] if watched or place >= last - TAIL else None for place in range(start, start + len(part)))
         yield Action(Kind.PREFILL, (request,), (len(part),), part, targets, judged=watched)
 
 

@@ -28,5 +28,7 @@ def _token(token: Token, name: str) -> Token:
 
 
 def _one(columns: dict, name: str) -> dict:
+    if not columns:
+        return {}
     found = {path: value for path, value in columns.items() if not path.startswith(CANDIDATE)}
     return found | {CANDIDATE: columns[PREFIX + name]}

@@ -5,11 +5,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .scenario import REACH
-from .tokens import CANDIDATE, ORACLE, STOCK, Token, UnitRecords, decode
+from .tokens import CANDIDATE, NOT_JUDGED, ORACLE, STOCK, Token, UnitRecords, decode
 
 BANDS = ((0, 1024), (1024, 8192), (8192, 32768), (32768, 131072), (131072, None))
 """Positions [first, last) that are judged apart"""
+REACH = 3
+"""Tokens behind one that the short convolution of a KDA layer hands its features to"""
 
 _LEAST = 2.0**-30
 """Of relative errors: below it they are the oracle's own rounding in the records"""
@@ -23,7 +24,7 @@ def band_name(band: tuple[int, int | None]) -> str:
 
 @dataclass(frozen=True)
 class Table:
-    """All watched tokens of some units, as columns. Paths: stock, candidate, again-1 and so on."""
+    """All judged tokens of some units, as columns. Paths: stock, candidate, again-1 and so on."""
 
     tokens: tuple[Token, ...]
     units: tuple[str, ...]
@@ -51,7 +52,7 @@ class Table:
     experts: dict[str, np.ndarray]
     """Path -> [tokens, layers] bool: another set of experts than the oracle's"""
     echoes: dict[str, np.ndarray]
-    """The same of the `REACH` tokens before it in its request: whether any of them did"""
+    """The same of the `REACH` tokens before it in its request, judged or not: whether any of them did"""
     router: dict[str, np.ndarray]
     """[tokens, layers], zero where a layer does not route. Oracle: margins; paths: how far they move them"""
 
@@ -106,8 +107,9 @@ class Table:
 
 
 def table(units: Iterable[UnitRecords]) -> Table:
-    """The watched tokens of `units`, in their order."""
-    pairs = [(unit.header.unit, token) for unit in units for step in unit.steps for token in step.tokens]
+    """The judged tokens of `units`, in their order."""
+    every = [(unit.header.unit, token) for unit in units for step in unit.steps for token in step.tokens]
+    pairs = [(unit, token) for unit, token in every if token.ran != NOT_JUDGED]
     tokens = tuple(token for _, token in pairs)
     paths = tuple(path for path in tokens[0].logits if path != ORACLE)
     exact = np.stack([decode(token.logits[ORACLE], wide=True) for token in tokens])
@@ -129,10 +131,11 @@ def table(units: Iterable[UnitRecords]) -> Table:
         top[path] = np.argmax(got, -1)
     layers = len(tokens[0].streams[paths[0]])
     streams = {path: np.array([token.streams[path] for token in tokens]) for path in paths}
-    experts = {path: np.zeros((len(tokens), layers), bool) for path in paths}
-    for row, token in enumerate(tokens):
+    went = {path: np.zeros((len(every), layers), bool) for path in paths}
+    for row, (_, token) in enumerate(every):
         for path in paths:
-            experts[path][row, list(token.experts[path])] = True
+            went[path][row, list(token.experts[path])] = True
+    judged = np.array([token.ran != NOT_JUDGED for _, token in every])
     router = {path: np.zeros((len(tokens), layers)) for path in (ORACLE, *paths)}
     first_routing = layers - len(tokens[0].router[ORACLE])
     for path, column in router.items():
@@ -141,7 +144,8 @@ def table(units: Iterable[UnitRecords]) -> Table:
     return Table(
         tokens, tuple(unit for unit, _ in pairs), paths, position, errors, scale[:, 0],
         1 - np.sum(probabilities**2, -1), log_prob, divergence, top, margin, moved,
-        streams, experts, {path: _echoes(pairs, mask) for path, mask in experts.items()}, router,
+        streams, {path: mask[judged] for path, mask in went.items()},
+        {path: _echoes(every, mask)[judged] for path, mask in went.items()}, router,
     )  # fmt: skip
 
 

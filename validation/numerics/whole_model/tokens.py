@@ -20,7 +20,7 @@ OP, LONG = "op.jsonl.gz", "long.jsonl.gz"
 FELL_BACK = "stock"
 """`Token.ran` of a row that the candidate left to the stock path"""
 NOT_JUDGED = "not judged"
-"""`Token.ran` of a row that is kept for what rows behind it read"""
+"""`Token.ran` of a row that is kept for what is behind it: nothing but its token and the experts that it went to"""
 
 
 class Token(Frozen):

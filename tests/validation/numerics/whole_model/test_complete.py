@@ -12,6 +12,7 @@ from fasttrack_validation.numerics.whole_model.plan import Settings, Work
 from fasttrack_validation.numerics.whole_model.scenario import ORACLES, RungName, Unit
 from fasttrack_validation.numerics.whole_model.scenarios import decode, prefill
 from fasttrack_validation.numerics.whole_model.tokens import CANDIDATE, ORACLE, STOCK
+from token_records import LAYERS
 
 UNIT = token_records.unit(count=6)
 FILE = Path(f"{UNIT.header.unit}.jsonl.gz")
@@ -63,6 +64,16 @@ def test_an_end_that_lacks_a_path_and_a_unit_without_tokens():
     assert complete.of_unit(FILE, UNIT.model_copy(update={"steps": steps})) == "it has no tokens"
 
 
+@pytest.mark.parametrize("experts", [{}, {STOCK: (), CANDIDATE: (LAYERS,)}])
+def test_a_row_that_nobody_judges_has_experts_of_every_path_in_layers_that_there_are(experts):
+    right = token_records.light(UNIT.steps[0].tokens[0])
+    whole = {path: experts.get(path, ()) for path in right.experts} if experts else {}
+    for token, said in ((right, ""), (right.model_copy(update={"experts": whole}), "tokens lack paths")):
+        steps = (UNIT.steps[0].model_copy(update={"tokens": (token,)}), *UNIT.steps[1:])
+        assert complete.of_unit(FILE, UNIT.model_copy(update={"steps": steps})).startswith(said)
+        assert bool(complete.of_unit(FILE, UNIT.model_copy(update={"steps": steps}))) is bool(said)
+
+
 def actions():
     """A prompt of which nobody judges a row, and five steps; of the last the oracle's answer is the token."""
     yield from prefill(0, (1, 2))
@@ -76,7 +87,7 @@ WORK = Work(Unit(RungName.TEACHER_FORCED, "made", 1, 1, 9), actions)
 
 def planned():
     """The unit, with what the plan has of it."""
-    read = UNIT.steps[0].tokens[0].model_copy(update={"ran": "not judged"})
+    read = token_records.light(UNIT.steps[0].tokens[0])
     first = UNIT.steps[0].model_copy(update={"kind": "prefill", "tokens": (read,)})
     return UNIT.model_copy(update={"steps": (first, *UNIT.steps[1:])})
 

@@ -335,13 +335,13 @@ def test_what_rows_behind_a_prompt_read_is_kept_and_not_judged():
                 row["streams"][CANDIDATE][layer] *= 6
 
     made = token_records.unit(spoil=spoil)
-    read = [step.model_copy(update={"kind": "prefill", "tokens": tuple(t.model_copy(update={"ran": "not judged"}) for t in step.tokens)})
+    read = [step.model_copy(update={"kind": "prefill", "tokens": tuple(token_records.light(t) for t in step.tokens)})
             for step in made.steps[38:41]]  # fmt: skip
     found = findings.judged([made.model_copy(update={"steps": (*read, *made.steps[41:])})])
     assert found.result is Result.PASS and found.tokens == len(made.steps) - 41
     # Without them nobody knows.
     assert findings.judged([made.model_copy(update={"steps": made.steps[41:]})]).result is Result.FAIL
     # A decode step cannot be let off like that.
-    hidden = made.steps[60].model_copy(update={"tokens": (made.steps[60].tokens[0].model_copy(update={"ran": "not judged"}),)})
+    hidden = made.steps[60].model_copy(update={"tokens": (token_records.light(made.steps[60].tokens[0]),)})
     steps = (*read, *made.steps[41:60], hidden, *made.steps[61:])
     assert findings.judged([made.model_copy(update={"steps": steps})]).result is Result.FAIL

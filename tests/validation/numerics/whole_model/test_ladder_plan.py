@@ -6,7 +6,9 @@ import pytest
 from fasttrack_validation.numerics.whole_model import scenarios
 from fasttrack_validation.numerics.whole_model.pieces import plan_material
 from fasttrack_validation.numerics.whole_model.plan import FAR, FARTHER, PROMPT, TOGETHER, WIDTH, Material, Settings, works
-from fasttrack_validation.numerics.whole_model.scenario import REACH, Kind, RungName
+from fasttrack_validation.numerics.whole_model.scenario import Kind, RungName
+from fasttrack_validation.numerics.whole_model.scenarios import TAIL
+from fasttrack_validation.numerics.whole_model.table import REACH
 
 COUNTING = Material(stream=lambda count, seed: [n % 12 for n in range(count)], propose=lambda seen, count: [11] * count, vocabulary=12)
 
@@ -42,7 +44,7 @@ def test_a_stream_is_read_in_prefill_and_again_token_by_token():
     assert not any(key.endswith("decoded") for key in found if "-tp8-" in key)
 
 
-@pytest.mark.parametrize(("name", "prompt", "band", "steps"), [("far", FAR, 1024, 8), ("farther", FARTHER, 8192, 32)])
+@pytest.mark.parametrize(("name", "prompt", "band", "steps"), [("far", FAR, 1024, 24), ("farther", FARTHER, 8192, 32)])
 def test_tokens_beyond_the_first_bands_are_decoded(name, prompt, band, steps):
     found = units(tokens=16 if name == "far" else 64, device="cuda")
     assert ("teacher_forced-tp1-farther" in found) is (name == "farther")
@@ -50,7 +52,8 @@ def test_tokens_beyond_the_first_bands_are_decoded(name, prompt, band, steps):
     everything = actions(work.actions())
     read = sum(len(action.tokens) for action in everything if action.kind is Kind.PREFILL)
     watched = [t is not None for a in everything if a.kind is Kind.PREFILL for t in a.targets]
-    assert read == prompt >= band and watched == [False] * (prompt - REACH) + [True] * REACH
+    assert read == prompt >= band and watched == [False] * (prompt - TAIL) + [True] * TAIL
+    assert not any(a.judged for a in everything if a.kind is Kind.PREFILL) and TAIL >= REACH
     assert len(decoded(work)) == steps and work.unit.max_tokens > prompt + steps
 
 
