@@ -4,15 +4,16 @@
     python benchmarks/renew_evidence.py packs --out renewed --minutes 25
     python benchmarks/renew_evidence.py packs --out renewed --only 'grid-*'
     rm -r models/kimi_k3/evidence/numerics/h200*                # then, where the tree is that is committed:
-    tar xzf renewed/evidence.tar.gz --directory . models        # (and `--directory renewed logs done`, to go on elsewhere)
+    for file in renewed/*.tar.gz; do tar xzf $file; done        # (`tar xzf renewed/evidence.tar.gz --directory renewed logs done`
+                                                                # to go on elsewhere)
 
 Run it in the tree that the evidence is to be about: results go into its models/kimi_k3. First the judge on what the dispatch
 tables name, since its times go into those tables, on which everything after it then rests.
 
 Parts of a group that do not time anything run side by side, whatever is timed runs alone. A part that is done is not run again:
 the same command goes on with what is left. Each has a limit of its own; one that is stopped or fails is told, with the end of
-its log, and the next begins. After every part, what is there is packed into OUT/evidence.tar.gz, so that a machine that is
-taken away costs one part at most.
+its log, and the next begins. After every group, what is there is packed: records of a part into OUT/PART.tar.gz, all else into
+OUT/evidence.tar.gz. So a machine that is taken away costs a group at most, and no file is larger than what one part leaves.
 """
 
 import argparse
@@ -135,15 +136,30 @@ def sources() -> str:
     })  # fmt: skip
 
 
-def pack_up(out: Path) -> None:
-    """OUT/evidence.tar.gz with all that is there, replaced as a whole."""
-    made = out / ".evidence.tar.gz"
-    with tarfile.open(made, "w:gz") as tar:
+def pack_up(out: Path, parts: Sequence[Part]) -> None:
+    """OUT/evidence.tar.gz, and a file for the records of each of `parts` that has some."""
+    numerics = "models/kimi_k3/evidence/numerics"
+    with _packed(out / "evidence.tar.gz") as tar:
         for name in ("dispatch", "evidence"):
-            tar.add(MODEL / name, f"models/kimi_k3/{name}")
+            tar.add(MODEL / name, f"models/kimi_k3/{name}", filter=lambda member: None if member.name == numerics else member)
         for name in ("logs", "done"):
             tar.add(out / name, name)
-    made.replace(out / "evidence.tar.gz")
+    for part in parts:
+        if part.records is None:
+            continue
+        with _packed(out / f"{part.name}.tar.gz") as tar:
+            for path in (part.records, part.records.with_suffix(".json")):
+                if path.exists():
+                    tar.add(path, f"{numerics}/{path.name}")
+
+
+@contextlib.contextmanager
+def _packed(file: Path) -> Iterator[tarfile.TarFile]:
+    """A file that is replaced as a whole."""
+    made = file.with_name(f".{file.name}")
+    with tarfile.open(made, "w:gz") as tar:
+        yield tar
+    made.replace(file)
 
 
 def _is(file: Path, text: str) -> bool:
@@ -191,7 +207,7 @@ def main() -> None:
                     (part.records / VERDICT).replace(part.records.with_suffix(".json"))
             if code != 0:
                 print(*(out / "logs" / f"{part.name}.log").read_text(errors="replace").splitlines()[-15:], sep="\n  ")
-        pack_up(out)
+        pack_up(out, parts)
 
 
 if __name__ == "__main__":

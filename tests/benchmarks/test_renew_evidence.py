@@ -74,7 +74,7 @@ def test_what_is_done_is_not_done_again_until_sources_change(renew, tmp_path):
         renew((part,), about=about)
         assert count.read_text() == "x" * times
     with tarfile.open(renew.out / "evidence.tar.gz") as tar:
-        assert {"done/one", "logs/one.log", "models/kimi_k3/evidence/numerics"} <= set(tar.getnames())
+        assert {"done/one", "logs/one.log", "models/kimi_k3/evidence"} <= set(tar.getnames())
 
 
 def test_what_fails_is_told_and_begun_again(renew, capsys):
@@ -94,6 +94,16 @@ def test_a_ladder_without_a_verdict_is_gone_on_with_and_its_verdict_kept_beside_
     assert verdict.read_text() == "fail" and (records / "journal").read_text() == "one\n" * 2
     renew((ladder(renew, "a", "pass"),))  # done, whatever it said
     assert verdict.read_text() == "fail"
+
+
+def test_records_are_packed_by_part(renew):
+    renew((ladder(renew, "a", "pass"),))
+    with tarfile.open(renew.out / "ladder.tar.gz") as tar:
+        names = {name.removeprefix("models/kimi_k3/evidence/numerics/") for name in tar.getnames()}
+    assert names == {"h200", "h200/run.json", "h200/journal", "h200.json"}
+    with tarfile.open(renew.out / "evidence.tar.gz") as tar:
+        assert not [name for name in tar.getnames() if "numerics" in name]
+    assert not list(renew.out.glob(".*"))
 
 
 def test_records_of_other_sources_are_thrown_away_and_no_others(renew):
