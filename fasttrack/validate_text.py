@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -60,20 +60,28 @@ def where(place: Where | None) -> str:
 def faults(of: FaultTable) -> None:
     """Which rung catches which fault, and where it says that it is."""
     console = _console()
-    rungs = [cell.rung for row in of.rows for cell in row.cells]
-    columns = list(dict.fromkeys(rungs))
+    head, *rows = fault_rows(of)
     table = Table(title="Planted faults, and the rungs that catch them", title_justify="left")
-    for name in ("fault", "planted in", *columns, "found at"):
+    for name in head:
         table.add_column(name)
+    for row in rows:
+        table.add_row(*map(escape, row))
+    console.print(table)
+    console.print("every fault is caught, the honest twin by no rung" if of.holds else "NOT every fault is caught")
+
+
+def fault_rows(of: FaultTable) -> Iterator[tuple[str, ...]]:
+    """A head, then a row for each fault: what it is, where it is planted, what each rung says, where it is found first. The op rung
+    names a place only where no other one does."""
+    columns = list(dict.fromkeys(cell.rung for row in of.rows for cell in row.cells))
+    yield ("fault", "planted in", *columns, "found at")
     for row in of.rows:
         by_rung = {cell.rung: cell for cell in row.cells}
         marks = [_mark(by_rung[rung].result) if rung in by_rung else "-" for rung in columns]
         first = next((cell.first for cell in row.cells if cell.rung != "op" and cell.first), None)
         first = first or next((cell.first for cell in row.cells if cell.first), None)
         planted = f"layer {row.layer}" if row.layer is not None else ""
-        table.add_row(escape(f"{row.fault}: {row.title}"), planted, *marks, escape(where(first)))
-    console.print(table)
-    console.print("every fault is caught, the honest twin by no rung" if of.holds else "NOT every fault is caught")
+        yield (f"{row.fault}: {row.title}", planted, *marks, where(first))
 
 
 def _console() -> Console:
