@@ -1,10 +1,12 @@
 """Whether records are all that a piece of a run leaves. Pure: each gives what is wrong, or an empty text."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from . import long_rung, op_rung, tokens
 from .plan import Settings, Work
+from .scenario import ORACLES, PADDING, Action, Kind
 from .tokens import CANDIDATE, ORACLE, STOCK
 
 
@@ -20,6 +22,9 @@ def of_unit(file: Path, records: tokens.UnitRecords) -> str:
     others = {STOCK, CANDIDATE, *records.header.replicas}
     if any(set(column) != others for column in (records.end.states, records.end.rows, records.end.touched)):
         return "its end lacks paths"
+    pools, rows = ({frozenset(one) for one in column.values()} for column in (records.end.states, records.end.rows))
+    if len(pools) != 1 or len(rows) != 1 or not next(iter(pools)):
+        return "its end lacks pools"
     every = [token for step in records.steps for token in step.tokens]
     found = [token for token in every if token.ran != tokens.NOT_JUDGED]
     if not found:
@@ -51,17 +56,27 @@ def _shape(token: tokens.Token, others: set[str]) -> tuple[int, int, int] | None
     return (*sizes, *layers, *routing)
 
 
-def of_plan(work: Work, records: tokens.UnitRecords) -> str:
-    """What the steps of a unit lack of those that its plan asks for, given what the oracle answered; empty where nothing."""
-    actions, answer = work.actions(), None
+def of_plan(work: Work | None, records: tokens.UnitRecords) -> str:
+    """How the steps of a unit differ from those that its plan asks for, given what the oracle answered; empty where they do not.
+    `work`: None where the plan has no such unit."""
+    if work is None:
+        return "the plan of its settings has no such unit"
+    actions, answer, lengths = work.actions(), None, Counter[int]()
     for step in records.steps:
         try:
             action = actions.send(answer)
         except StopIteration:
             return "it has more steps than its plan"
-        watched = [target for target in action.targets if target is not None]
+        watched = list(_watched(action, lengths))
         if (step.kind, len(step.tokens)) != (action.kind, len(watched)):
             return f"step {step.action} lacks tokens"
+        found = [(token.request, token.position, token.token, token.target) for token in step.tokens]
+        right = [
+            (*row, token.top1 if target == ORACLES else target) for token, (*row, target) in zip(step.tokens, watched, strict=True)
+        ]  # fmt: skip
+        if found != right:
+            return f"step {step.action} has other tokens than its plan"
+        _move(action, lengths)
         if any((token.ran == tokens.NOT_JUDGED) == action.judged for token in step.tokens):
             return f"step {step.action} is kept as one that nobody judges, or the other way about"
         answer = tuple(token.top1 for token in step.tokens)
@@ -70,6 +85,28 @@ def of_plan(work: Work, records: tokens.UnitRecords) -> str:
     except StopIteration:
         return ""
     return "its last steps are missing"
+
+
+def _watched(action: Action, lengths: Mapping[int, int]) -> Iterator[tuple[int, int, int, int]]:
+    """(request, position, token, target) of the rows of an action that somebody looks at."""
+    if action.kind is Kind.RELEASE:
+        return
+    row = 0
+    for request, count in zip(action.requests, action.counts, strict=True):
+        for place in range(count):
+            if request != PADDING and action.targets[row] is not None:
+                yield request, lengths[request] + place, action.tokens[row], action.targets[row]
+            row += 1
+
+
+def _move(action: Action, lengths: Counter[int]) -> None:
+    """What requests hold behind an action."""
+    if action.kind is Kind.RELEASE:
+        for request in action.requests:
+            lengths[request] = 0
+    else:
+        more = action.counts if action.kind is Kind.PREFILL else action.accepted
+        lengths.update({request: count for request, count in zip(action.requests, more, strict=True) if request != PADDING})
 
 
 def of_exams(exams: Sequence[op_rung.Exam], settings: Settings) -> str:

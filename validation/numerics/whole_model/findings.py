@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from ..calibrate import MIN_POOLED
-from .calibration import LEAST, RATIO, largest, poisson_tail, tail, tail_limit, typical
+from .calibration import LEAST, MOST, NORMS, RATIO, Quotients, extreme, median, poisson_tail, quotients, tail, tail_limit
 from .checks import Check, Flips, Result, RungVerdict, Spread, Where
 from .scenario import Kind, RungName
 from .table import BANDS, Table, band_name, quantiles, table
@@ -17,7 +17,10 @@ from .tokens import CANDIDATE, ORACLE, STOCK, UnitRecords
 UNLIKELY = 1e-5
 """Probability below which a count of other experts is no accident"""
 
-
+BLIND, FEW = 4.0, 8
+"""A median of `FEW` tokens and more that has to be beyond `BLIND` times the noise to fail holds nothing"""
+BIASED = 8.0
+"""Standard errors of a symbol's mean error that say nothing: tokens of a batch hang together, and paths round at other places"""
 SOME = 20
 """Figures of equal runs that went to other experts, below which they say nothing of what that does"""
 STATE = 10.0
@@ -94,26 +97,35 @@ def _where(of: Table, row: int, layer: int | None = None) -> Where:
 
 def _band(of: Table, band: str) -> list[Check]:
     checks = [_finite(of, band)]
-    metrics = {
-        "logits": {path: np.sqrt(np.mean(of.errors[path] ** 2, -1)) for path in of.paths},
-        "log_prob": {path: of.change(path) for path in of.paths},
-        "divergence": of.divergence,
-    }
+    rms = {path: np.sqrt(np.mean(np.minimum(of.signed[path], 1e30) ** 2, -1)) for path in of.paths}
+    whole = {path: of.on(path) for path in of.paths}
     # Small changes d of logits change log p by d less its mean under p, and give KL = var_p(d) / 2.
     noise = of.logit_noise()
     certain = -np.expm1(of.log_prob["oracle"])
-    scales = {"log_prob": noise * certain.clip(1e-9), "divergence": noise**2 * of.spread.clip(1e-9) / 2}
-    for name, columns in metrics.items():
-        checks += _held(of, band, name, columns, None, scales.get(name))
-    checks += _p999(of, band)
+    logits = _quotients(rms, whole)
+    checks += _held(of, band, "logits", logits, None)
+    changes = _quotients({path: of.change(path) for path in of.paths}, whole, noise * certain.clip(1e-9))
+    checks += _held(of, band, "log_prob", changes, None, MOST)
+    checks += _held(of, band, "divergence", _quotients(of.divergence, whole, noise**2 * of.spread.clip(1e-9) / 2), None, MOST)
+    checks += [*_p999(of, band, whole), *_units(of, band, logits), *_symbols(of, band, whole)]
     for layer in range(of.streams[STOCK].shape[1]):
+        on = {path: of.on(path, layer) for path in of.paths}
         columns = {path: of.streams[path][:, layer] for path in of.paths}
-        checks += _held(of, band, f"stream behind layer {layer}", columns, layer)
+        checks += _held(of, band, f"stream behind layer {layer}", _quotients(columns, on), layer)
         if of.router["oracle"][:, layer].any():
+            on = {path: of.on(path, layer, router=True) for path in of.paths}
             columns = {path: of.router[path][:, layer] for path in of.paths}
-            checks += _held(of, band, f"router of layer {layer}", columns, layer, of.stream_noise(layer - 1))
-            checks += _experts(of, band, layer)
+            scale = of.stream_noise(layer - 1) if layer else np.ones(len(of.tokens))
+            moved = _quotients(columns, on, scale)
+            checks += _held(of, band, f"router of layer {layer}", moved, layer)
+            checks += _experts(of, band, layer, moved, on[CANDIDATE], scale)
     return checks
+
+
+def _quotients(columns: dict[str, np.ndarray], on: dict[str, np.ndarray], scale: np.ndarray | None = None) -> Quotients:
+    """Of all paths' columns [tokens], where each went to the oracle's experts (`on`)."""
+    noise = {path: column for path, column in columns.items() if path != CANDIDATE}
+    return quotients(np.minimum(columns[CANDIDATE], 1e30), noise, on, scale, own=on[CANDIDATE])
 
 
 def _finite(of: Table, band: str) -> Check:
@@ -125,74 +137,109 @@ def _finite(of: Table, band: str) -> Check:
     )  # fmt: skip
 
 
-def _held(
-    of: Table, band: str, name: str, columns: dict[str, np.ndarray], layer: int | None, scale: np.ndarray | None = None
-) -> list[Check]:  # fmt: skip
-    """Median and largest of one column; `scale` as in `largest`."""
-    noise = {path: columns[path] for path in of.noise}
-    own = np.minimum(columns[CANDIDATE], 1e30)
-    # Where a path went to other experts its error is another one's: those tokens are held by the router's margin.
-    settled = np.flatnonzero(of.settled(layer, router="router" in name))
-    middle = typical(own, noise)
-    calm = {path: column[settled] for path, column in noise.items()}
-    top = largest(own[settled], calm, None if scale is None else scale[settled])
-    over = middle.exceeded
-    if over is None and name != "logits" and middle.equal:
-        # Some dozen medians of a few tokens each: one of them is off by chance. That of the logits has to hold.
-        over = False
-    result = Result.PASS if over is False else Result.FAIL if over else Result.INCONCLUSIVE
-    row = int(settled[top.first if top.first is not None else top.row]) if len(settled) else 0
-    where = _where(of, row, layer)
-    message = f"{name}: the median error is {middle.ratio:.3g} times that of equal runs of the stock path"
-    if over is None:
-        message += f", which {len(own)} tokens cannot tell from {RATIO}: run more tokens"
+def _held(of: Table, band: str, name: str, found: Quotients, layer: int | None, most: float = NORMS) -> list[Check]:
+    """Median and largest quotient of one column; `most` as in `extreme`."""
+    count = len(found.own)
+    if not count:
+        # Where all went to other experts the router's margins and `_elsewhere` say what there is to say.
+        return [Check(
+            name=f"{name}, largest", band=band, result=Result.INCONCLUSIVE, values=0, candidate=0, noise=1.0, limit=0,
+            message=f"{name}: at no token did the candidate and equal runs go to the oracle's experts: run more tokens",
+        )]  # fmt: skip
+    middle, top = median(found), extreme(found, most=most)
+    # A median that may be several times the noise by chance alone says nothing: where few tokens are, the largest holds them.
+    blind = name == "logits" and middle.limit > BLIND and count >= FEW
+    result = Result.FAIL if middle.exceeded else Result.INCONCLUSIVE if blind else Result.PASS
+    message = f"{name}: the median error is {middle.ratio:.3g} times that of equal runs of the stock path, beyond {middle.limit:.3g}"
+    if blind:
+        message = f"{name}: of {count} tokens a median of {middle.limit:.3g} times that of equal runs may be chance: run more tokens"
+    where = _where(of, top.first if top.first is not None else top.row, layer)
     return [
         Check(
-            name=f"{name}, median", band=band, result=result, values=len(own), candidate=middle.candidate,
-            noise=middle.noise, limit=RATIO * middle.noise, message=message if result is not Result.PASS else "",
+            name=f"{name}, median", band=band, result=result, values=count, candidate=middle.ratio, noise=1.0,
+            limit=min(middle.limit, 1e30), message=message if result is not Result.PASS else "",
             where=where if result is Result.FAIL else None,
         ),
         Check(
-            name=f"{name}, largest", band=band, values=len(settled), candidate=top.quotient, noise=1.0, limit=top.limit,
-            result=Result.FAIL if top.exceeded else Result.PASS if len(settled) else Result.INCONCLUSIVE,
-            where=where if top.exceeded else None,
-            message=f"{name}: {top.quotient:.3g} times the noise of its token, beyond {top.limit:.3g}" if top.exceeded
-            else "" if len(settled) else f"{name}: at no token did all paths go to the same experts: run more tokens",
+            name=f"{name}, largest", band=band, values=count, candidate=top.quotient, noise=1.0, limit=top.limit,
+            result=Result.FAIL if top.exceeded else Result.PASS, where=where if top.exceeded else None,
+            message=f"{name}: {top.quotient:.3g} times the noise of its token, beyond {top.limit:.3g}" if top.exceeded else "",
         ),
     ]  # fmt: skip
 
 
-def _p999(of: Table, band: str) -> list[Check]:
-    """p99.9 of all logits' errors, where there are enough of them."""
-    if of.errors[CANDIDATE].size < MIN_POOLED:
+def _units(of: Table, band: str, logits: Quotients) -> list[Check]:
+    """The median of each unit alone: an error in one kind of step is none of the others'."""
+    names, checks = np.array(of.units), []
+    for unit in dict.fromkeys(of.units):
+        own = logits.of(names == unit)
+        if len(own.own) < FEW or not sum(map(len, own.others)):
+            continue
+        middle = median(own)
+        checks.append(Check(
+            name=f"logits of {unit}, median", band=band, result=Result.FAIL if middle.exceeded else Result.PASS,
+            values=len(own.own), candidate=middle.ratio, noise=1.0, limit=middle.limit,
+            where=_where(of, int(own.rows[np.argmax(own.own)])) if middle.exceeded else None,
+            message=f"logits of {unit}: the median error is {middle.ratio:.3g} times that of equal runs, beyond {middle.limit:.3g}"
+            if middle.exceeded else "",
+        ))  # fmt: skip
+    return checks
+
+
+def _symbols(of: Table, band: str, on: dict[str, np.ndarray]) -> list[Check]:
+    """The mean signed error of each symbol's logit: one that is always off in the same direction hides in a norm over all of them."""
+    usual = np.sqrt(np.mean(np.concatenate([of.signed[path][on[path]] for path in of.noise]) ** 2, 0)) if any(
+        on[path].any() for path in of.noise
+    ) else None  # fmt: skip
+    if usual is None or on[CANDIDATE].sum() < FEW or any(on[path].sum() < FEW for path in of.noise):
         return []
-    # Equal runs of the stock path differ among themselves; the largest of them is the stock path's own as well.
-    found = tail(of.errors[CANDIDATE], {path: of.errors[path] for path in of.noise})
-    over = found.exceeded
-    if over is None and found.equal:
-        over = False
-    result = Result.PASS if over is False else Result.FAIL if over else Result.INCONCLUSIVE
-    message = f"logits: p99.9 of the relative error is {found.candidate:.3g}, of equal runs {found.noise:.3g} at most"
-    if over is None:
-        message += f", which {len(of.tokens)} tokens cannot tell from {RATIO} times: run more tokens"
+    mean = {
+        path: np.abs(np.mean(of.signed[path][mask], 0)) / usual.clip(np.finfo(np.float32).tiny) * np.sqrt(mask.sum())
+        for path, mask in on.items()
+    }  # fmt: skip
+    limit = max(tail_limit(np.stack([mean[path] for path in of.noise]), len(usual)), BIASED)
+    symbol = int(np.argmax(np.where(np.isfinite(mean[CANDIDATE]), mean[CANDIDATE], np.inf)))
+    worst = float(min(mean[CANDIDATE][symbol], 1e30))
+    fail = not worst <= limit
+    row = int(np.flatnonzero(on[CANDIDATE])[np.argmax(np.abs(of.signed[CANDIDATE][on[CANDIDATE], symbol]))])
     return [
         Check(
-            name="logits, p99.9", band=band, result=result, values=of.errors[CANDIDATE].size, candidate=found.candidate,
-            noise=found.noise, limit=RATIO * found.noise, message=message if result is not Result.PASS else "",
-            where=_where(of, int(np.argmax(of.errors[CANDIDATE].max(-1)))) if over else None,
+            name="logits of one symbol, mean", band=band, result=Result.FAIL if fail else Result.PASS, values=len(usual),
+            candidate=worst, noise=1.0, limit=limit, where=_where(of, row) if fail else None,
+            message=f"logits of symbol {symbol}: their mean error is {worst:.3g} standard errors, beyond {limit:.3g}" if fail else "",
         )
     ]  # fmt: skip
 
 
-def _experts(of: Table, band: str, layer: int) -> list[Check]:
+def _p999(of: Table, band: str, on: dict[str, np.ndarray]) -> list[Check]:
+    """p99.9 of all logits' errors, where there are enough of them."""
+    values = int(on[CANDIDATE].sum()) * of.signed[CANDIDATE].shape[1]
+    if values < MIN_POOLED or not all(on[path].any() for path in of.noise):
+        return []
+    # Equal runs of the stock path differ among themselves; the largest of them is the stock path's own as well.
+    errors = of.errors
+    found = tail(errors[CANDIDATE], {path: errors[path] for path in of.noise}, on, on[CANDIDATE])
+    # What the candidate's may be: 1.25 times, and as far beyond as resampled tokens leave open.
+    limit = RATIO * found.noise * max(found.ratio / max(found.lower, 1e-9), 1.0) if found.ratio > RATIO else RATIO * found.noise
+    fail = found.lower > RATIO
+    return [
+        Check(
+            name="logits, p99.9", band=band, result=Result.FAIL if fail else Result.PASS, values=values, candidate=found.candidate,
+            noise=found.noise, limit=limit, where=_where(of, int(np.argmax(errors[CANDIDATE].max(-1) * on[CANDIDATE]))) if fail else None,
+            message=f"logits: p99.9 of the relative error is {found.candidate:.3g}, of equal runs {found.noise:.3g} at most"
+            if fail else "",
+        )
+    ]  # fmt: skip
+
+
+def _experts(of: Table, band: str, layer: int, moved: Quotients, on: np.ndarray, scale: np.ndarray) -> list[Check]:
     """Other experts than the oracle's: ties where its margin lies within the noise, else bugs; and how many there are."""
     own, margin = of.experts[CANDIDATE][:, layer], of.router["oracle"][:, layer]
-    before = of.settled(layer, router=True)
-    scale = of.stream_noise(layer - 1) if layer else np.ones(len(own))
-    quotients = np.stack([of.router[path][before, layer] / scale[before] for path in of.noise])
-    limit = tail_limit(quotients, len(own))
-    mean = max(float(np.mean([of.experts[path][:, layer].sum() for path in of.noise])), 1.0)
-    count, bugs = int(own.sum()), np.flatnonzero(own & before & (margin / scale > limit))
+    limit = tail_limit(np.concatenate(moved.others), len(own))
+    # Rows that are kept for what is behind them count as well: whoever went elsewhere there is let off behind them.
+    went = {path: int(of.experts[path][:, layer].sum() + of.before[path][:, layer].sum()) for path in of.paths}
+    mean = max(float(np.mean([went[path] for path in of.noise])), 1.0)
+    count, bugs = went[CANDIDATE], np.flatnonzero(own & on & (margin / scale > limit))
     many = poisson_tail(count, RATIO * mean) < UNLIKELY
     message = ""
     if len(bugs):
@@ -203,7 +250,7 @@ def _experts(of: Table, band: str, layer: int) -> list[Check]:
     return [
         Check(
             name=f"experts of layer {layer}", band=band, result=Result.FAIL if message else Result.PASS,
-            values=len(own), candidate=count, noise=mean, limit=limit, message=message,
+            values=len(own) + len(of.before[CANDIDATE]), candidate=count, noise=mean, limit=limit, message=message,
             where=_where(of, row, layer) if message else None,
         )
     ]  # fmt: skip
@@ -213,13 +260,14 @@ def _flips(of: Table, rung: str) -> tuple[Flips, list[Check]]:
     """Ties and bugs: a flip that equal runs of the stock path could have made, and one that they could not.
 
     How far those move the difference of the oracle's two likeliest logits says so, and a tolerance of 1.25: in multiples of the
-    noise of a logit at the token where everybody went to the oracle's experts; elsewhere in multiples of the logits' size, for
+    noise of a logit at the token where a run went to the oracle's experts; elsewhere in multiples of the logits' size, for
     what other experts do to a token has nothing to do with roundings.
     """
-    scale, settled = of.logit_noise(), of.settled()
+    scale, settled = of.logit_noise(), of.on(CANDIDATE)
+    on = np.stack([of.on(path) for path in of.noise])
     moved = np.stack([of.margin_error[path] for path in of.noise])
-    limit = RATIO * max(float((moved[:, settled] / scale[settled]).max(initial=0.0)), LEAST)
-    elsewhere = moved[:, ~settled] / of.size[~settled]
+    limit = RATIO * max(float((moved / scale)[on].max(initial=0.0)), LEAST)
+    elsewhere = (moved / of.size)[~on]
     other = RATIO * float(elsewhere.max(initial=0.0))
     oracle = of.top[ORACLE]
     flipped = {path: of.top[path] != oracle for path in of.paths}
@@ -244,24 +292,24 @@ def _flips(of: Table, rung: str) -> tuple[Flips, list[Check]]:
             name="top-1 flips beyond the noise", band="all", result=result, values=len(of.tokens), candidate=len(bugs), noise=0,
             limit=0, where=_where(of, int((told or bugs)[0])) if len(bugs) else None, message=message,
         ),
-        *_elsewhere(of, settled),
+        *_elsewhere(of),
     ]  # fmt: skip
 
 
-def _elsewhere(of: Table, settled: np.ndarray) -> list[Check]:
-    """The largest error of logits where some path went to other experts, which the other checks of largest errors leave out."""
-    error = {path: np.sqrt(np.mean(np.minimum(of.errors[path], 1e30) ** 2, -1))[~settled] for path in of.paths}
-    noise = np.stack([error[path] for path in of.noise])
-    if noise.size < SOME:
+def _elsewhere(of: Table) -> list[Check]:
+    """The largest error of logits where a path went to other experts, which the other checks of largest errors leave out."""
+    error = {path: np.sqrt(np.mean(np.minimum(of.signed[path], 1e30) ** 2, -1)) for path in of.paths}
+    off = {path: ~of.on(path) for path in of.paths}
+    noise = np.concatenate([error[path][off[path]] for path in of.noise])
+    own, rows = error[CANDIDATE][off[CANDIDATE]], np.flatnonzero(off[CANDIDATE])
+    if noise.size < SOME or not len(own):
         return []
-    limit, own = tail_limit(noise, noise.shape[1]), error[CANDIDATE]
-    row = int(np.argmax(own))
+    limit, row = tail_limit(noise, len(own), NORMS), int(np.argmax(own))
     fail = not own[row] <= limit
     return [
         Check(
             name="logits beside other experts, largest", band="all", result=Result.FAIL if fail else Result.PASS, values=len(own),
-            candidate=float(own[row]), noise=float(noise.max()), limit=limit,
-            where=_where(of, int(np.flatnonzero(~settled)[row])) if fail else None,
+            candidate=float(own[row]), noise=float(noise.max()), limit=limit, where=_where(of, int(rows[row])) if fail else None,
             message=f"logits: a relative error of {own[row]:.3g} where experts differ, beyond {limit:.3g}" if fail else "",
         )
     ]  # fmt: skip
@@ -289,7 +337,8 @@ def _states(units: Sequence[UnitRecords]) -> list[Check]:
             continue
         own = np.array([end.states[CANDIDATE][pool] for _, pool, end in chosen])
         noise = {path: np.array([end.states[path][pool] for _, pool, end in chosen]) for path in paths}
-        top = largest(own, noise, least=STATE)
+        found = quotients(own, noise)
+        middle, top = median(found), extreme(found, least=STATE)
         beyond = top.first if top.first is not None else top.row
         unit, pool, end = chosen[beyond]
         off = end.rows[CANDIDATE].get(pool, -1)
@@ -301,6 +350,12 @@ def _states(units: Sequence[UnitRecords]) -> list[Check]:
             values=len(own), candidate=top.quotient, noise=1.0, limit=top.limit, where=where if top.exceeded else None,
             message=f"{kind} of layer {where.layer} is {top.quotient:.3g} times as far off as equal runs, the limit is "
             f"{top.limit:.3g}" if top.exceeded else "",
+        ))  # fmt: skip
+        checks.append(Check(
+            name=f"{kind} at the end, median", band="all", result=Result.FAIL if middle.exceeded else Result.PASS,
+            values=len(own), candidate=middle.ratio, noise=1.0, limit=min(middle.limit, 1e30), where=where if middle.exceeded else None,
+            message=f"{kind}: the median error is {middle.ratio:.3g} times that of equal runs, beyond {middle.limit:.3g}"
+            if middle.exceeded else "",
         ))  # fmt: skip
     return checks
 

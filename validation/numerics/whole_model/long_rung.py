@@ -6,7 +6,7 @@ import numpy as np
 from torch import Tensor
 
 from ...records import Frozen
-from .calibration import RATIO, largest, typical
+from .calibration import extreme, median, quotients
 from .checks import Check, Result, RungVerdict, Spread, Where
 from .table import BANDS, band_name, quantiles
 from .tokens import CANDIDATE, ORACLE, short
@@ -71,7 +71,7 @@ def attended(
 
 
 def judged(points: Sequence[Point], tp: int) -> RungVerdict:
-    """The verdict: medians and largest errors, point by point for steps, all positions together for attention."""
+    """The verdict: medians and largest errors, point by point for steps, band by band of attended positions for attention."""
     checks: list[Check] = []
     for point in points:
         if not point.what.startswith(CONTEXT):
@@ -81,9 +81,12 @@ def judged(points: Sequence[Point], tp: int) -> RungVerdict:
             checks += _held(f"{point.what} after {point.at} steps", own, noise, [point])
     for what in dict.fromkeys(point.what for point in points if point.what.startswith(CONTEXT)):
         context = [point for point in points if point.what == what]
-        columns = {name: np.array([np.mean(p.errors[name]) for p in context]) for name in context[0].errors}
-        own = columns.pop(CANDIDATE)
-        checks += _held(f"{what} by position", own, columns, context)
+        for band in BANDS:
+            inside = [point for point in context if band[0] <= point.at < (band[1] or np.inf)]
+            if inside:
+                columns = {name: np.array([point.errors[name] for point in inside]).ravel() for name in inside[0].errors}
+                own = columns.pop(CANDIDATE)
+                checks += _held(f"{what}, {band_name(band)}", own, columns, inside)
     failed = [check for check in checks if check.result is Result.FAIL]
     open_ = [check for check in checks if check.result is Result.INCONCLUSIVE]
     result = Result.FAIL if failed else Result.INCONCLUSIVE if open_ else Result.PASS
@@ -110,17 +113,17 @@ def _spreads(points: Sequence[Point]) -> Iterator[Spread]:
 
 
 def _held(name: str, own: np.ndarray, noise: Mapping[str, np.ndarray], points: Sequence[Point]) -> list[Check]:
-    middle, top = typical(own, noise), largest(own, noise, least=TWICE)
+    found = quotients(own, noise)
+    middle, top = median(found), extreme(found, least=TWICE)
     row = top.first if top.first is not None else top.row
-    point = points[row if len(points) > 1 else 0]
+    point = points[row * len(points) // len(own)]
     where = Where(unit=name, layer=point.layer, position=point.at)
-    over = middle.exceeded
-    result = Result.PASS if over is False else Result.FAIL if over else Result.INCONCLUSIVE
     return [
         Check(
-            name=f"{name}, median", band="all", result=result, values=len(own), candidate=middle.candidate,
-            noise=middle.noise, limit=RATIO * middle.noise, where=where if over else None,
-            message="" if over is False else f"{name}: the median error is {middle.ratio:.3g} times the stock path's own",
+            name=f"{name}, median", band="all", result=Result.FAIL if middle.exceeded else Result.PASS, values=len(own),
+            candidate=middle.ratio, noise=1.0, limit=middle.limit, where=where if middle.exceeded else None,
+            message=f"{name}: the median error is {middle.ratio:.3g} times the stock path's own, beyond {middle.limit:.3g}"
+            if middle.exceeded else "",
         ),
         Check(
             name=f"{name}, largest", band="all", result=Result.FAIL if top.exceeded else Result.PASS, values=len(own),

@@ -83,7 +83,7 @@ def works(settings: Settings, of: Material) -> list[Work]:
 def _teacher_forced(settings: Settings, of: Material, tp: int) -> list[Work]:
     """A stream whose prompt is read in prefill steps. At the main TP the same once more, token by token from its first on; and others,
     in which only tokens far from the beginning are decoded."""
-    decoded = settings.tokens if tp == settings.main_tp else max(settings.tokens // 8, 4)
+    decoded = settings.tokens if tp == settings.main_tp else max(settings.tokens // 8, 8)
     stream = of.stream(PROMPT + decoded + 1, settings.seed)
 
     def work(name: str, tokens: Sequence[int], prompt: int, *, watched: bool = True) -> Work:

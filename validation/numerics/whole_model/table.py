@@ -31,8 +31,8 @@ class Table:
     """[tokens]: where each is from"""
     paths: tuple[str, ...]
     position: np.ndarray
-    errors: dict[str, np.ndarray]
-    """Path -> [tokens, vocabulary]: |logit - oracle's| over the root mean square of the oracle's row"""
+    signed: dict[str, np.ndarray]
+    """Path -> [tokens, vocabulary]: logit less the oracle's, over the root mean square of the oracle's row"""
     size: np.ndarray
     """[tokens]: that root mean square"""
     spread: np.ndarray
@@ -55,26 +55,37 @@ class Table:
     """The same of the `REACH` tokens before it in its request, judged or not: whether any of them did"""
     router: dict[str, np.ndarray]
     """[tokens, layers], zero where a layer does not route. Oracle: margins; paths: how far they move them"""
+    before: dict[str, np.ndarray]
+    """Path -> [rows, layers] bool: other experts at rows that are kept for what is behind them"""
+
+    @property
+    def errors(self) -> dict[str, np.ndarray]:
+        """Path -> [tokens, vocabulary]: the same without a sign."""
+        return {path: np.abs(signed) for path, signed in self.signed.items()}
 
     def change(self, path: str) -> np.ndarray:
         """[tokens]: |change of the realised token's log-prob| against the oracle."""
         return np.abs(self.log_prob[path] - self.log_prob[ORACLE])
 
     def logit_noise(self) -> np.ndarray:
-        """[tokens]: root mean square of the noise of a logit there."""
-        mean = np.mean([np.mean(np.minimum(self.errors[path], 1e30) ** 2, -1) for path in self.noise], 0)
-        return np.sqrt(mean).clip(_LEAST) * self.size
+        """[tokens]: root mean square of the noise of a logit there, of runs that went to the oracle's experts if there are any."""
+        columns = [np.sqrt(np.mean(np.minimum(self.signed[path], 1e30) ** 2, -1)) for path in self.noise]
+        return self._rms(columns, None) * self.size
 
     def stream_noise(self, layer: int) -> np.ndarray:
         """[tokens]: the same of the relative error of the stream behind a layer."""
-        return np.sqrt(np.mean([self.streams[path][:, layer] ** 2 for path in self.noise], 0)).clip(_LEAST)
+        return self._rms([self.streams[path][:, layer] for path in self.noise], layer)
 
-    def settled(self, layer: int | None = None, *, router: bool = False) -> np.ndarray:
-        """[tokens] bool: every path went to the oracle's experts in all layers up to `layer` (None: in all; of its router: in
+    def _rms(self, columns: Sequence[np.ndarray], layer: int | None) -> np.ndarray:
+        on = np.stack([self.on(path, layer) for path in self.noise])
+        on |= ~on.any(0)
+        return np.sqrt(np.sum(np.stack(columns) ** 2 * on, 0) / on.sum(0)).clip(_LEAST)
+
+    def on(self, path: str, layer: int | None = None, *, router: bool = False) -> np.ndarray:
+        """[tokens] bool: the path went to the oracle's experts in all layers up to `layer` (None: in all; of its router: in
         those below), and did so at the tokens before it in all layers below, which the layer's convolution reads."""
         last = self.experts[STOCK].shape[1] - 1 if layer is None else layer
-        own = [mask[:, : last + (not router)].any(-1) for mask in self.experts.values()]
-        return ~np.any([*own, *(mask[:, :last].any(-1) for mask in self.echoes.values())], 0)
+        return ~(self.experts[path][:, : last + (not router)].any(-1) | self.echoes[path][:, :last].any(-1))
 
     @property
     def replicas(self) -> tuple[str, ...]:
@@ -99,10 +110,10 @@ class Table:
         return Table(
             tuple(t for t, on in zip(self.tokens, mask, strict=True) if on),
             tuple(u for u, on in zip(self.units, mask, strict=True) if on), self.paths, self.position[mask],
-            cut(self.errors), self.size[mask],
+            cut(self.signed), self.size[mask],
             self.spread[mask], cut(self.log_prob), cut(self.divergence), cut(self.top), self.margin[mask],
             cut(self.margin_error), cut(self.streams), cut(self.experts), cut(self.echoes),
-            cut(self.router),
+            cut(self.router), self.before,
         )  # fmt: skip
 
 
@@ -117,13 +128,13 @@ def table(units: Iterable[UnitRecords]) -> Table:
     first, second = np.argsort(-exact, -1, kind="stable")[:, :2].T
     rows = np.arange(len(tokens))
     targets = np.array([token.target for token in tokens])
-    errors, log_prob, divergence, top, moved = {}, {ORACLE: _log_softmax(exact)[rows, targets]}, {}, {ORACLE: first}, {}
+    signed, log_prob, divergence, top, moved = {}, {ORACLE: _log_softmax(exact)[rows, targets]}, {}, {ORACLE: first}, {}
     margin = exact[rows, first] - exact[rows, second]
     probabilities = np.exp(_log_softmax(exact))
     for path in paths:
         got = np.stack([decode(token.logits[path], wide=False) for token in tokens])
         with np.errstate(all="ignore"):
-            errors[path] = _finite(np.abs(got - exact) / scale)
+            signed[path] = _finite((got - exact) / scale)
             own = _log_softmax(got)
             log_prob[path] = own[rows, targets]
             divergence[path] = _finite(np.sum(probabilities * (_log_softmax(exact) - own), -1)).clip(0)
@@ -142,10 +153,11 @@ def table(units: Iterable[UnitRecords]) -> Table:
         column[:, first_routing:] = [token.router[path] for token in tokens]
     position = np.array([token.position for token in tokens])
     return Table(
-        tokens, tuple(unit for unit, _ in pairs), paths, position, errors, scale[:, 0],
+        tokens, tuple(unit for unit, _ in pairs), paths, position, signed, scale[:, 0],
         1 - np.sum(probabilities**2, -1), log_prob, divergence, top, margin, moved,
         streams, {path: mask[judged] for path, mask in went.items()},
         {path: _echoes(every, mask)[judged] for path, mask in went.items()}, router,
+        {path: mask[~judged] for path, mask in went.items()},
     )  # fmt: skip
 
 

@@ -79,7 +79,7 @@ def judge(out: Path) -> StageVerdict:
             continue
         records = tokens.read(file)
         work = planned.get(records.header.unit)
-        if wrong := complete.of_unit(file, records) or (work and complete.of_plan(work, records)):
+        if wrong := complete.of_unit(file, records) or complete.of_plan(work, records):
             raise UserError(f"{file} is damaged: {wrong}", "remove the file; the same command runs that unit again")
         if records.header.subject != subject.digest():
             raise UserError(f"{file} is about another subject than {out / MANIFEST}", "give each run a directory of its own")
@@ -196,6 +196,7 @@ def _missing(
     ran = {(verdict.rung, verdict.tp) for verdict in verdicts}
     planned = [work.unit for work in works_of]
     for rung in RungName:
+        units = [unit for unit in planned if unit.rung == rung]
         if rung not in subject.settings.rungs:
             yield NotRun(rung=rung, tp=0, reason="not asked for")
         elif rung is RungName.LONG_CONTEXT:
@@ -205,12 +206,12 @@ def _missing(
                     reason=NO_LONG if _interpreted(subject.settings) else STOPPED,
                 )  # fmt: skip
         else:
-            for tp in subject.settings.tps if rung is not RungName.GREEDY else (subject.settings.main_tp,):
+            for tp in subject.settings.tps if rung is RungName.OP else dict.fromkeys(unit.tp for unit in units):
                 if (rung, tp) not in ran:
                     yield NotRun(rung=rung, tp=tp, reason=STOPPED)
                     continue
-                for unit in planned:
-                    if (unit.rung, unit.tp) == (rung, tp) and unit.key not in kept:
+                for unit in units:
+                    if unit.tp == tp and unit.key not in kept:
                         yield NotRun(rung=rung, tp=tp, reason=f"{unit.key} is missing: {STOPPED}")
 
 

@@ -60,6 +60,11 @@ def test_a_token_that_lacks_something(changes, said):
 def test_an_end_that_lacks_a_path_and_a_unit_without_tokens():
     end = UNIT.end.model_copy(update={"states": without(UNIT.end.states, CANDIDATE)})
     assert complete.of_unit(FILE, UNIT.model_copy(update={"end": end})) == "its end lacks paths"
+    for name in ("states", "rows"):
+        empty = {path: {} for path in UNIT.end.states}
+        one = getattr(UNIT.end, name) | {CANDIDATE: {}}
+        for column in (one, empty) if name == "states" else (one,):
+            assert complete.of_unit(FILE, UNIT.model_copy(update={"end": UNIT.end.model_copy(update={name: column})})) == "its end lacks pools"
     steps = tuple(step.model_copy(update={"tokens": ()}) for step in UNIT.steps)
     assert complete.of_unit(FILE, UNIT.model_copy(update={"steps": steps})) == "it has no tokens"
 
@@ -76,10 +81,11 @@ def test_a_row_that_nobody_judges_has_experts_of_every_path_in_layers_that_there
 
 def actions():
     """A prompt of which nobody judges a row, and five steps; of the last the oracle's answer is the token."""
-    yield from prefill(0, (1, 2))
-    for _ in range(4):
-        yield decode([(0, 1, 2)])
-    yield decode([(0, 1, ORACLES)])
+    fed = [(step.tokens[0].token, step.tokens[0].target) for step in UNIT.steps]
+    yield from prefill(0, fed[0])
+    for token, target in fed[1:5]:
+        yield decode([(0, token, target)])
+    yield decode([(0, fed[5][0], ORACLES)])
 
 
 WORK = Work(Unit(RungName.TEACHER_FORCED, "made", 1, 1, 9), actions)
@@ -102,9 +108,15 @@ def test_steps_are_held_against_the_plan():
         ((*steps[:2], steps[2].model_copy(update={"tokens": ()}), *steps[3:]), "step 2 lacks tokens"),
         (UNIT.steps, "step 0 lacks tokens"),
         ((steps[0].model_copy(update={"tokens": UNIT.steps[0].tokens}), *steps[1:]), "step 0 is kept as one that nobody judges"),
-        ((*steps[:2], steps[2].model_copy(update={"tokens": steps[0].tokens}), *steps[3:]), "step 2 is kept as one that nobody judges"),
+        ((*steps[:2], steps[2].model_copy(update={"tokens": (token_records.light(steps[2].tokens[0]),)}), *steps[3:]), "step 2 is kept as one that nobody judges"),
+        *(
+            ((*steps[:2], steps[2].model_copy(update={"tokens": (steps[2].tokens[0].model_copy(update={name: 99}),)}), *steps[3:]),
+             "step 2 has other tokens than its plan")
+            for name in ("request", "position", "token", "target")
+        ),
     ):
         assert complete.of_plan(WORK, whole.model_copy(update={"steps": changed})).startswith(said)
+    assert complete.of_plan(None, whole) == "the plan of its settings has no such unit"
 
 
 def test_every_exam_is_there_once():

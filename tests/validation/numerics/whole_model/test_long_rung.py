@@ -36,7 +36,7 @@ def test_contexts_of_several_lengths_are_judged_apart():
     points = [at("context of 256", n, 1e-3) for n in range(40)] + [at("context of 512", n, 9e-3) for n in range(40)]
     found = judged(points, 48)
     assert {check.name for check in found.checks if check.result is not Result.PASS} == {
-        "context of 512 by position, median", "context of 512 by position, largest"
+        "context of 512, 0-1k, median", "context of 512, 0-1k, largest"
     }  # fmt: skip
 
 

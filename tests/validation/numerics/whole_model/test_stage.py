@@ -128,8 +128,8 @@ def test_two_processes_do_not_share_a_run(tmp_path):
 
 def forty():
     """What made-up records are of."""
-    for _ in range(40):
-        yield decode([(0, 1, 2)])
+    for step in token_records.unit(count=40).steps:
+        yield decode([(0, step.tokens[0].token, step.tokens[0].target)])
 
 
 @pytest.fixture
