@@ -233,5 +233,5 @@ def test_drawn_weights_are_named_by_their_layers(home, capsys):
     # The same tokens in both forms.
     assert validate("--recompute", "--out", str(kept), "--json") == 0
     worst = json.loads(capsys.readouterr().out)["worst"]
-    assert len(worst) == 5 and worst[0]["context"] == "[6 not watched] Then Carl goes to the hill"
+    assert len(worst) == 5 and worst[0]["context"] == " drum in the castle was white. Ivo loses the white drum"
     assert all(f"{one['change']:.3g}" in shown and repr(one["context"])[1:-1] in shown for one in worst)
