@@ -4,6 +4,7 @@ import k3_weights
 import pytest
 import torch
 from fasttrack_validation.contracts.kimi_k3.rows_examined import Sample
+from fasttrack_validation.contracts.kimi_k3.weights import mxfp4
 from grid_shards import small_grid, spec
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -36,6 +37,7 @@ class OneDevice(TorchDispatchMode):
         self._here |= {_memory(tensor) for tensor in tensors}
 
     def __enter__(self):
+        mxfp4._tables.cache_clear()  # kept for a device, of which nobody told here
         self._calls.__enter__()
         return super().__enter__()
 
