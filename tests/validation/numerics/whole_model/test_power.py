@@ -72,7 +72,7 @@ def own(change: Callable[[UnitRecords, Token], Token]) -> Callable[[UnitRecords,
 @pytest.mark.parametrize("path", EQUAL)
 @pytest.mark.parametrize("name", ["cpu", "h200", "h200-layers"])
 def test_every_equal_run_passes(name, path):
-    """Some ten thousand checks in all."""
+    """Some five thousand checks in all."""
     for key, units in rungs(name).items():
         found = findings.judged(in_place_of_the_candidate(units, path))
         assert found.result is Result.PASS, (key, found.text)
