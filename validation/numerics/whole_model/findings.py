@@ -236,24 +236,32 @@ def _experts(of: Table, band: str, layer: int, moved: Quotients, on: np.ndarray,
     """Other experts than the oracle's: ties where its margin lies within the noise, else bugs; and how many there are."""
     own, margin = of.experts[CANDIDATE][:, layer], of.router["oracle"][:, layer]
     limit = tail_limit(np.concatenate(moved.others), len(own))
-    # Rows that are kept for what is behind them count as well: whoever went elsewhere there is let off behind them.
-    went = {path: int(of.experts[path][:, layer].sum() + of.before[path][:, layer].sum()) for path in of.paths}
-    mean = max(float(np.mean([went[path] for path in of.noise])), 1.0)
-    count, bugs = went[CANDIDATE], np.flatnonzero(own & on & (margin / scale > limit))
-    many = poisson_tail(count, RATIO * mean) < UNLIKELY
+    bugs = np.flatnonzero(own & on & (margin / scale > limit))
+    count, mean, many = _many(of.experts, of.noise, layer)
+    # Rows that are kept for what is behind them, by themselves: whoever went elsewhere there is let off behind them.
+    *before, more = _many(of.before, of.noise, layer)
     message = ""
     if len(bugs):
         message = f"layer {layer} sends {len(bugs)} tokens to other experts though their margin is beyond {limit:.3g} times the noise"
     elif many:
         message = f"layer {layer} sends {count} tokens to other experts, equal runs of the stock path {mean:.3g}"
+    elif more:
+        message = f"layer {layer} sends {before[0]} of the rows before to other experts, equal runs of the stock path {before[1]:.3g}"
     row = int(bugs[0]) if len(bugs) else int(np.argmax(own))
     return [
         Check(
             name=f"experts of layer {layer}", band=band, result=Result.FAIL if message else Result.PASS,
-            values=len(own) + len(of.before[CANDIDATE]), candidate=count, noise=mean, limit=limit, message=message,
+            values=len(own), candidate=count, noise=mean, limit=limit, message=message,
             where=_where(of, row, layer) if message else None,
         )
     ]  # fmt: skip
+
+
+def _many(experts: dict[str, np.ndarray], noise: Sequence[str], layer: int) -> tuple[int, float, bool]:
+    """Rows [rows, layers] that the candidate sends to other experts, how many equal runs do, and whether that is no accident."""
+    mean = max(float(np.mean([experts[path][:, layer].sum() for path in noise])), 1.0)
+    count = int(experts[CANDIDATE][:, layer].sum())
+    return count, mean, poisson_tail(count, RATIO * mean) < UNLIKELY
 
 
 def _flips(of: Table, rung: str) -> tuple[Flips, list[Check]]:

@@ -101,17 +101,20 @@ def planned():
 def test_steps_are_held_against_the_plan():
     whole = planned()
     assert complete.of_plan(WORK, whole) == ""
-    steps = whole.steps
+    steps, token = whole.steps, whole.steps[2].tokens[0]
+
+    def with_third(*tokens):
+        return (*steps[:2], steps[2].model_copy(update={"tokens": tokens}), *steps[3:])
+
     for changed, said in (
         (steps[:-1], "its last steps are missing"),
         ((*steps, steps[-1]), "it has more steps than its plan"),
-        ((*steps[:2], steps[2].model_copy(update={"tokens": ()}), *steps[3:]), "step 2 lacks tokens"),
+        (with_third(), "step 2 lacks tokens"),
         (UNIT.steps, "step 0 lacks tokens"),
         ((steps[0].model_copy(update={"tokens": UNIT.steps[0].tokens}), *steps[1:]), "step 0 is kept as one that nobody judges"),
-        ((*steps[:2], steps[2].model_copy(update={"tokens": (token_records.light(steps[2].tokens[0]),)}), *steps[3:]), "step 2 is kept as one that nobody judges"),
+        (with_third(token_records.light(token)), "step 2 is kept as one that nobody judges"),
         *(
-            ((*steps[:2], steps[2].model_copy(update={"tokens": (steps[2].tokens[0].model_copy(update={name: 99}),)}), *steps[3:]),
-             "step 2 has other tokens than its plan")
+            (with_third(token.model_copy(update={name: 99})), "step 2 has other tokens than its plan")
             for name in ("request", "position", "token", "target")
         ),
     ):

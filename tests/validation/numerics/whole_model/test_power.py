@@ -59,7 +59,10 @@ def with_logits(token: Token, values: np.ndarray) -> Token:
 def louder(token: Token, factor: float) -> Token:
     """The candidate errs as the first equal run does, `factor` times as much, in logits, streams and routers."""
     exact, other = decode(token.logits[ORACLE], wide=True), decode(token.logits["again-1"], wide=False)
-    columns = {name: {**getattr(token, name), CANDIDATE: tuple(factor * x for x in getattr(token, name)["again-1"])} for name in ("streams", "router")}
+    columns = {
+        name: {**getattr(token, name), CANDIDATE: tuple(factor * x for x in getattr(token, name)["again-1"])}
+        for name in ("streams", "router")
+    }  # fmt: skip
     experts = {**token.experts, CANDIDATE: token.experts["again-1"]}
     return with_logits(token, exact + factor * (other - exact)).model_copy(update={**columns, "experts": experts})
 
@@ -143,6 +146,22 @@ def test_rows_that_nobody_judges_excuse_no_more_than_equal_runs_have():
         return token if token.ran != tokens.NOT_JUDGED else token.model_copy(update={"experts": {**token.experts, CANDIDATE: (1, 2)}})
 
     assert findings.judged(changed(rungs("h200")["batch_sweep", 8], spoil)).result is Result.FAIL
+
+
+def test_tokens_sent_elsewhere_are_not_outnumbered_by_rows_that_nobody_judges():
+    """Every eighth of the candidate's own rows goes to other experts in the last layer, in ties."""
+    units = rungs("h200")["batch_sweep", 1]
+    rows = [id(token) for one in units for step in one.steps for token in step.tokens if token.own]
+    chosen = set(rows[::8])
+
+    def spoil(one, token):
+        if id(token) not in chosen:
+            return token
+        router = {**token.router, ORACLE: (*token.router[ORACLE][:-1], 1e-9)}
+        return token.model_copy(update={"router": router, "experts": {**token.experts, CANDIDATE: (*token.experts[CANDIDATE], 8)}})
+
+    found = findings.judged(changed(units, spoil))
+    assert [check.name for check in found.checks if check.result is Result.FAIL] == ["experts of layer 8"]
 
 
 def test_states_that_are_all_five_times_off_are_seen():
