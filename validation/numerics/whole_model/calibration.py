@@ -50,11 +50,6 @@ class Typical:
             return False
         return True if self.lower > RATIO else None
 
-    @property
-    def equal(self) -> bool:
-        """Whether the two may be alike for all that these tokens show."""
-        return self.lower <= 1
-
 
 @dataclass(frozen=True)
 class Quotients:

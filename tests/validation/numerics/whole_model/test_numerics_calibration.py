@@ -100,7 +100,7 @@ def test_one_token_of_other_experts_is_no_tail(seed):
     """Its 512 values are five times what a thousandth of 200 tokens holds."""
     noise = {name: errors(10 * seed + number) for number, name in enumerate("abcd")}
     found = tail(errors(10 * seed + 9, others=1), noise)
-    assert found.ratio > 5 and not found.exceeded and found.equal
+    assert found.ratio > 5 and not found.exceeded and found.lower <= 1
 
 
 def test_a_tail_that_is_larger_at_every_token_is():
